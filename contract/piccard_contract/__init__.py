@@ -1,0 +1,1 @@
+"""What the rooms agree on: tensors, error codes, version.yaml, policy.yaml, state.json and the shared state file."""

@@ -1,0 +1,1 @@
+"""Canary routing for Triton: admission, decision, resume and the life of versions."""

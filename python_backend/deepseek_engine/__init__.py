@@ -1,0 +1,1 @@
+"""The DeepSeek inference engine: scheduling, paged latent cache, models and sampling. Runs without a server."""

@@ -1,0 +1,1 @@
+"""The piccard command."""
