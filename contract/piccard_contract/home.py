@@ -1,0 +1,131 @@
+"""Where a home keeps what. Live state never sits in a checkout; `piccard init DIR` makes a home."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+SERVICE_NAME = re.compile(r"^[a-z][a-z0-9_]{0,39}\Z")
+DEFAULT_SERVICE = "deepseek"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One service of a home: six models under one name.
+
+    Attributes:
+        home: the home's folder.
+        name: the public name, which is the ensemble's.
+    """
+
+    home: Path
+    name: str = DEFAULT_SERVICE
+
+    def __post_init__(self) -> None:
+        if not SERVICE_NAME.match(self.name):
+            raise ValueError(f"{self.name!r} is not a service name: a small letter, then up to 39 of a-z, 0-9 and _")
+
+    @classmethod
+    def of_model(cls, model_folder: Path) -> "Service":
+        """The service that a model's folder in a home belongs to."""
+        name = model_folder.name
+        for suffix in ("_unary", "_admission", "_router", "_llm"):
+            name = name.removesuffix(suffix)
+        return cls(model_folder.parent.parent, name)
+
+    @property
+    def ensemble(self) -> str:
+        return self.name
+
+    @property
+    def unary(self) -> str:
+        return f"{self.name}_unary"
+
+    @property
+    def admission(self) -> str:
+        return f"{self.name}_admission"
+
+    @property
+    def router(self) -> str:
+        return f"{self.name}_router"
+
+    @property
+    def router_unary(self) -> str:
+        return f"{self.name}_router_unary"
+
+    @property
+    def llm(self) -> str:
+        return f"{self.name}_llm"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The six models; those that others call come first."""
+        return (self.llm, self.admission, self.router, self.router_unary, self.ensemble, self.unary)
+
+    @property
+    def repository(self) -> Path:
+        return self.home / "model_repository"
+
+    @property
+    def llm_folder(self) -> Path:
+        return self.repository / self.llm
+
+    @property
+    def stable_link(self) -> Path:
+        return self.llm_folder / "stable"
+
+    def version_folder(self, version: int) -> Path:
+        return self.llm_folder / str(version)
+
+    @property
+    def staging(self) -> Path:
+        """Where a version is made; on the file system of the repository, so that a rename publishes it."""
+        return self.home / "staging" / self.name
+
+    @property
+    def state_folder(self) -> Path:
+        return self.home / "state" / self.name
+
+    @property
+    def policy_file(self) -> Path:
+        return self.state_folder / "policy.yaml"
+
+    @property
+    def state_json(self) -> Path:
+        return self.state_folder / "state.json"
+
+    @property
+    def live_state(self) -> Path:
+        """The memory-mapped state file."""
+        return self.state_folder / "live.state"
+
+    @property
+    def run_folder(self) -> Path:
+        """Locks of running processes."""
+        return self.state_folder / "run"
+
+    @property
+    def audit_log(self) -> Path:
+        return self.home / "state" / "audit.log"
+
+    @property
+    def request_log(self) -> Path:
+        """One JSON line a request."""
+        return self.home / "state" / "logs" / f"{self.name}.requests.log"
+
+    @property
+    def keys_folder(self) -> Path:
+        return self.home / "state" / "keys"
+
+    @property
+    def gateway_secret(self) -> Path:
+        """Secret of this start with which the gateway signs tenant and priority."""
+        return self.keys_folder / "gateway.secret"
+
+    def process_lock(self, owner: str) -> Path:
+        """The file whose flock the process `owner` (such as version-2 or router) holds while it lives."""
+        return self.run_folder / f"{owner}.lock"
+
+
+def version_owner(version: int) -> str:
+    """Name of a version's section and lock."""
+    return f"version-{version}"

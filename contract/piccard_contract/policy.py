@@ -1,0 +1,105 @@
+"""policy.yaml: how a service's traffic is split, and what happens when a version fails."""
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from piccard_contract.validation import explain
+
+HEADER_NAME = r"^[A-Za-z0-9][A-Za-z0-9-]{0,63}$"
+
+
+class PolicyError(ValueError):
+    """A policy.yaml that cannot be used; the message names the key and what it takes."""
+
+
+class FallbackPolicy(StrEnum):
+    """Which version may take over a request of which."""
+
+    CANARY_TO_STABLE = "canary_to_stable"
+    BOTH = "both"
+    NONE = "none"
+
+
+class Deadlines(BaseModel):
+    """Seconds that the router waits before it gives an attempt up."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    first_token: float = Field(default=60.0, gt=0, le=3600)
+    between_tokens: float = Field(default=30.0, gt=0, le=3600)
+
+
+class Pin(BaseModel):
+    """Whether clients may name the version (parameter `version`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    allowed: bool = True
+
+
+class Policy(BaseModel):
+    """One service's policy.
+
+    Attributes:
+        canary: the canary's version, or None for no canary.
+        traffic_ratio: share of the traffic that goes to the canary, 0 to 1.
+        header: name of the header that sends a request to the canary or keeps it from it.
+        sticky_keys: headers whose value keeps a caller on one side, the first that is present.
+        salt: mixed into the hash of the sticky key; new with each rollout.
+        abandoned_limit: seconds after which a stream ends whatever happens: through an ensemble nobody
+            can see that a client went away, so this bounds what an abandoned stream costs.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    canary: int | None = Field(default=None, ge=1, lt=10**18)
+    traffic_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
+    header: str = Field(default="X-Canary", pattern=HEADER_NAME)
+    sticky_keys: list[str] = Field(default_factory=lambda: ["X-Session-Id", "user"], max_length=8)
+    salt: str = Field(default="", max_length=128)
+    pin: Pin = Field(default_factory=Pin)
+    fallback_policy: FallbackPolicy = FallbackPolicy.CANARY_TO_STABLE
+    deadlines: Deadlines = Field(default_factory=Deadlines)
+    abandoned_limit: float = Field(default=1800.0, gt=0)
+
+    @field_validator("sticky_keys")
+    @classmethod
+    def _header_names(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if not re.match(HEADER_NAME, name):
+                raise ValueError(f"{name!r} is not a header name (letters, digits and hyphens)")
+        return value
+
+    def dump(self) -> str:
+        """The policy as YAML, every key written out."""
+        data = self.model_dump(mode="json", by_alias=True)
+        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+
+def parse_policy(text: str) -> Policy:
+    """Read a policy from YAML.
+
+    Raises:
+        PolicyError: with the key that is wrong and what it takes.
+    """
+    try:
+        data: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise PolicyError(f"policy.yaml is not YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise PolicyError("policy.yaml must be a mapping of keys such as traffic_ratio: 0.05")
+    try:
+        return Policy.model_validate(data)
+    except ValidationError as error:
+        raise PolicyError(f"policy.yaml: {explain(error)}") from error
+
+
+def read_policy(path: Path) -> Policy:
+    """Read policy.yaml at `path`; OSError where it cannot be read, PolicyError where it is wrong."""
+    return parse_policy(path.read_text(encoding="utf-8"))
