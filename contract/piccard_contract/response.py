@@ -107,7 +107,7 @@ def response_outputs(response: Response, returns: frozenset[str], *, final: bool
         "text_output": [choice.text for choice in choices],
         "token_ids": [token for choice in choices for token in choice.token_ids],
     }
-    if "finish_reason" in returns or final:
+    if "finish_reason" in returns:
         outputs["finish_reason"] = [str(choice.finish_reason) for choice in choices]
     if "cumulative_logprob" in returns:
         outputs["cumulative_logprob"] = [

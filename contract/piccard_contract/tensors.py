@@ -1,8 +1,8 @@
 """Tensors of every model of a service, as data; model_repository/ and docs/interface.md are made from it.
 
 The first group is that of Triton's vLLM backend (github.com/triton-inference-server/vllm_backend), with the same
-names, types and meaning, so that its clients work unchanged. A changed config restarts every version, so the list is complete
-from the first day: what comes later travels in `extensions`.
+names, types and meaning, so that its clients work unchanged. A changed config restarts every version, so the list
+is complete from the first day: what comes later travels in `extensions`.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ VLLM_INPUTS = (
     _text("sampling_parameters", "JSON object with the names of vLLM's SamplingParams."),
     _flag(
         "exclude_input_in_output",
-        "Without stream, whether text_output leaves the prompt out (default: it is repeated); with stream, false is refused.",
+        "Leave the prompt out of text_output. Without stream it is repeated by default; with stream, false is refused.",
     ),
     _flag("return_finish_reason", "Send finish_reason."),
     _flag("return_cumulative_logprob", "Send cumulative_logprob."),

@@ -1,0 +1,105 @@
+"""The metrics of a service: names, labels and buckets, as data. docs/metrics.md is made from this table.
+
+Each process counts in a registry of its own (prometheus_client) and publishes the samples in its section of the
+state file; admission adds them up into Triton's /metrics. Triton's Python histograms can only observe single values, so a
+histogram travels as its counters: `_bucket` with the label le, `_sum` and `_count`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric family.
+
+    Attributes:
+        name: without the suffixes that its kind adds.
+        writer: which processes count it.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    help: str
+    writer: Literal["router", "version", "admission"]
+    buckets: tuple[float, ...] = ()
+
+
+METRICS: tuple[MetricSpec, ...] = (
+    MetricSpec(
+        "piccard_requests_total",
+        "counter",
+        ("service", "version", "reason"),
+        "Requests by version and reason.",
+        "router",
+    ),
+    MetricSpec("piccard_errors_total", "counter", ("service", "version", "code"), "Failed requests by code.", "router"),
+    MetricSpec(
+        "piccard_attempt_failures_total",
+        "counter",
+        ("service", "version", "code"),
+        "Attempts that a version failed, whether or not another took over.",
+        "router",
+    ),
+    MetricSpec(
+        "piccard_fallbacks_total",
+        "counter",
+        ("service", "version", "code"),
+        "Requests taken from a version before their first token.",
+        "router",
+    ),
+    MetricSpec(
+        "piccard_resumes_total",
+        "counter",
+        ("service", "version", "code"),
+        "Streams taken from a version after their first token.",
+        "router",
+    ),
+    MetricSpec("piccard_cancels_total", "counter", ("service", "version"), "Requests that were cancelled.", "router"),
+    MetricSpec(
+        "piccard_first_token_seconds",
+        "histogram",
+        ("service", "version"),
+        "From the router's receipt to the first token.",
+        "router",
+        LATENCY_BUCKETS,
+    ),
+    MetricSpec(
+        "piccard_inter_token_seconds",
+        "histogram",
+        ("service", "version"),
+        "Between tokens: the time between two responses over the tokens of the second.",
+        "router",
+        GAP_BUCKETS,
+    ),
+    MetricSpec(
+        "piccard_request_seconds", "histogram", ("service", "version"), "Whole requests.", "router", LATENCY_BUCKETS
+    ),
+    MetricSpec("piccard_in_flight", "gauge", ("service", "version"), "Requests in flight.", "router"),
+    MetricSpec(
+        "piccard_refusals_total", "counter", ("service", "code"), "Requests that admission refused.", "admission"
+    ),
+    MetricSpec(
+        "piccard_unsigned_claims_total",
+        "counter",
+        ("service",),
+        "Requests whose tenant and priority were ignored for want of the gateway's signature.",
+        "admission",
+    ),
+    MetricSpec("piccard_prompt_tokens_total", "counter", ("service", "version"), "Tokens of prompts.", "version"),
+    MetricSpec("piccard_generated_tokens_total", "counter", ("service", "version"), "Tokens generated.", "version"),
+    MetricSpec(
+        "piccard_cached_tokens_total", "counter", ("service", "version"), "Prompt tokens found in the cache.", "version"
+    ),
+    MetricSpec("piccard_preemptions_total", "counter", ("service", "version"), "Preempted sequences.", "version"),
+    MetricSpec("piccard_sequences_running", "gauge", ("service", "version"), "Sequences that run.", "version"),
+    MetricSpec("piccard_sequences_waiting", "gauge", ("service", "version"), "Sequences that wait.", "version"),
+    MetricSpec("piccard_cache_blocks_free", "gauge", ("service", "version"), "Free blocks of the cache.", "version"),
+    MetricSpec("piccard_cache_blocks_total", "gauge", ("service", "version"), "Blocks of the cache.", "version"),
+)
+
+METRIC_SPECS = {spec.name: spec for spec in METRICS}

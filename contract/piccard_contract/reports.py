@@ -1,0 +1,74 @@
+"""What each process of a service publishes in its section of the state file."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# (metric, labels, value), as prometheus_client's samples.
+Samples = list[tuple[str, dict[str, str], float]]
+
+
+class _Report(BaseModel):
+    # A reader may be older than the writer.
+    model_config = ConfigDict(extra="ignore")
+
+
+class VersionReport(_Report):
+    """Section `version-N`.
+
+    Attributes:
+        phase: loading until the engine can take requests; failed carries `reason`.
+        started_at: Unix time of the process's start.
+        tokenizer_hash, template_hash: SHA-256; a stream is resumed only between versions where both agree.
+        running, waiting: sequences.
+        bytes_per_token: of text, measured; an estimate of tokens from bytes.
+    """
+
+    version: int
+    label: str = ""
+    phase: Literal["loading", "ready", "failed"] = "loading"
+    reason: str = ""
+    progress: float = 0.0
+    started_at: float = 0.0
+    runner: str = ""
+    profile: str = ""
+    device: str = ""
+    linked: bool = False
+    code_hash: str = ""
+    tokenizer_hash: str = ""
+    template_hash: str = ""
+    max_model_len: int = 0
+    vocab_size: int = 0
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    total_blocks: int = 0
+    preemptions: int = 0
+    tokens_generated: int = 0
+    bytes_per_token: float = 4.0
+    samples: Samples = Field(default_factory=list)
+
+
+class RouterReport(_Report):
+    """Sections `router` and `router_unary`: requests in flight by version, and metrics."""
+
+    in_flight: dict[int, int] = Field(default_factory=dict)
+    samples: Samples = Field(default_factory=list)
+
+
+class AdmissionReport(_Report):
+    """Section `admission`; policy_error is why the last edit of policy.yaml is not in use."""
+
+    policy_error: str = ""
+    samples: Samples = Field(default_factory=list)
+
+
+class SupervisorReport(_Report):
+    """Section `supervisor`: where the server listens, what was revived."""
+
+    http: str = ""
+    grpc: str = ""
+    metrics: str = ""
+    server_pid: int = 0
+    revivals: dict[str, int] = Field(default_factory=dict)
+    details: dict[str, Any] = Field(default_factory=dict)
