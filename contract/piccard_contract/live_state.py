@@ -1,9 +1,9 @@
 """The state file of a running service: one memory-mapped file, one writer a section, any number of readers.
 
-Layout: a header of 4,096 bytes (magic, section count, section size), then sections of equal size. A section has a header
-`<64s owner><I pid><I length><I crc32><Q sequence><d unix time>` and a JSON payload. A writer writes the payload and then the
-header; a reader takes a payload only when its checksum fits, and looks again when it does not, so no lock is needed.
-A section is worth what its owner is: `Section.alive` says whether the owner's process lock is still held.
+Layout: a header of 4,096 bytes (magic, section count, section size), then sections of equal size. A section has a
+header `<64s owner><I pid><I length><I crc32><Q sequence><d unix time>` and a JSON payload. A writer writes the payload
+and then the header; a reader takes a payload only when its checksum fits, and looks again when it does not, so no
+lock is needed. A section is worth what its owner is: `Section.alive` says whether the owner's process lock is held.
 """
 
 import fcntl

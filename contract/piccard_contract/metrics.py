@@ -1,8 +1,8 @@
 """The metrics of a service: names, labels and buckets, as data. docs/metrics.md is made from this table.
 
 Each process counts in a registry of its own (prometheus_client) and publishes the samples in its section of the
-state file; admission adds them up into Triton's /metrics. Triton's Python histograms can only observe single values, so a
-histogram travels as its counters: `_bucket` with the label le, `_sum` and `_count`.
+state file; admission adds them up into Triton's /metrics. Triton's Python histograms can only observe single values,
+so a histogram travels as its counters: `_bucket` with the label le, `_sum` and `_count`.
 """
 
 from dataclasses import dataclass
