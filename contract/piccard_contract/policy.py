@@ -26,7 +26,12 @@ class FallbackPolicy(StrEnum):
 
 
 class Deadlines(BaseModel):
-    """Seconds that the router waits before it gives an attempt up."""
+    """Seconds that the router waits before it gives an attempt up.
+
+    Attributes:
+        first_token: from the start of the attempt to its first token.
+        between_tokens: between two tokens.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,7 +40,11 @@ class Deadlines(BaseModel):
 
 
 class Pin(BaseModel):
-    """Whether clients may name the version (parameter `version`)."""
+    """Whether clients may name the version.
+
+    Attributes:
+        allowed: whether the parameter `version` is obeyed; else a request with it is refused.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,11 +55,15 @@ class Policy(BaseModel):
     """One service's policy.
 
     Attributes:
+        schema_version: of this file.
         canary: the canary's version, or None for no canary.
         traffic_ratio: share of the traffic that goes to the canary, 0 to 1.
         header: name of the header that sends a request to the canary or keeps it from it.
         sticky_keys: headers whose value keeps a caller on one side, the first that is present.
         salt: mixed into the hash of the sticky key; new with each rollout.
+        pin: whether clients may name a version.
+        fallback_policy: which version may take over a failed request of which.
+        deadlines: seconds that the router waits before it gives an attempt up.
         abandoned_limit: seconds after which a stream ends whatever happens: through an ensemble nobody
             can see that a client went away, so this bounds what an abandoned stream costs.
     """

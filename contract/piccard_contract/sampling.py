@@ -16,15 +16,26 @@ class SamplingParams(BaseModel):
 
     Attributes:
         n: choices generated for the prompt.
-        temperature: 0 is greedy.
-        top_k: 0 or -1 keeps all tokens.
+        temperature: divides the logits; 0 is greedy.
+        top_p: the smallest set of tokens whose probability reaches it is kept.
+        top_k: the k most likely tokens are kept; 0 or -1 keeps all.
+        min_p: tokens under this share of the most likely one's probability are dropped.
+        presence_penalty: taken from the logits of tokens that were generated before.
+        frequency_penalty: the same, times how often.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output.
         seed: with it the text is the same whatever else runs; -1 means none.
-        stop: strings that end the text, at most 16.
+        stop: strings that end the text, at most 16; one string may be sent without a list.
+        stop_token_ids: tokens that end the text.
+        include_stop_str_in_output: keep the stop string in the text.
+        ignore_eos: go on after the end-of-sequence token.
         logprobs: how many of the most likely tokens are told at each position, beside the chosen one.
         prompt_logprobs: the same for the prompt's positions.
         max_tokens: tokens generated at most; None means up to the context's end.
         min_tokens: end-of-sequence and stop tokens are masked until then.
         logit_bias: added to the logits of token ids, each clamped to [-100, 100].
+        skip_special_tokens: leave special tokens out of the text.
+        spaces_between_special_tokens: accepted for vLLM's sake; fast tokenizers have no such spaces to leave out.
+        detokenize: without it only token_ids come.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

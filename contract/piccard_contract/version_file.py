@@ -15,7 +15,8 @@ from piccard_contract.validation import explain
 
 SCHEMA = 1
 VERSION_NAME = r"^[1-9][0-9]{0,17}$"
-LABEL = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}\Z"
+# Pydantic's patterns are Rust's, where $ is the very end: a trailing newline does not match.
+LABEL = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$"
 
 
 class VersionFileError(ValueError):
@@ -61,7 +62,12 @@ class _Part(BaseModel):
 
 
 class CacheSettings(_Part):
-    """The paged cache: its type and its block in tokens."""
+    """The paged cache.
+
+    Attributes:
+        dtype: type of its values; auto is that of the activations.
+        block: tokens a block.
+    """
 
     dtype: CacheDtype = CacheDtype.AUTO
     block: Literal[16, 32, 64] = 16
@@ -88,16 +94,23 @@ class VersionFile(BaseModel):
     """One version.
 
     Attributes:
+        schema_version: of this file.
         label: a name for people, such as v1.1.0; one line of letters, digits and . _ + -.
         checkpoint: folder of a Hugging Face checkpoint, absolute or relative to the home.
         runner: what executes a step.
         ops_library: path of the custom-op library, for runner onnxruntime.
         profile: named engine settings.
+        precision: type of weights and activations; auto is float32 on a CPU and bfloat16 on a GPU.
         device: cpu, cuda or cuda:N; auto takes a GPU where there is one.
         memory: share of the device's memory (0 to 1, a number) or an amount such as 8GiB for weights and cache;
             None takes the device's default.
         max_model_len: context in tokens; None takes the checkpoint's.
+        cache: the paged cache.
+        parallel: ranks of tensor and expert parallelism.
+        speculative: none is the only value yet.
+        adapters: none yet.
         linked: whether the installed engine runs it, instead of a snapshot in the version's folder.
+        hashes: SHA-256 of code, weights, tokenizer, template and op library at publication.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)

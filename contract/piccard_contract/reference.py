@@ -1,0 +1,177 @@
+"""Reference pages made from the contract's tables: docs/interface.md, docs/metrics.md and docs/settings.md.
+
+`python -m piccard_contract.reference docs` writes them; a test holds them equal to the tables.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from piccard_contract.metrics import METRICS
+from piccard_contract.policy import Deadlines, Pin, Policy
+from piccard_contract.request import RequestExtensions
+from piccard_contract.routing import ROUTE_REASON_MEANINGS
+from piccard_contract.sampling import SamplingParams
+from piccard_contract.tensors import ADDED_INPUTS, ADDED_OUTPUTS, VLLM_INPUTS, VLLM_OUTPUTS, TensorSpec
+from piccard_contract.version_file import CacheSettings, VersionFile
+
+_NOTICE = "<!-- Made by `python -m piccard_contract.reference docs`; edit the tables in contract/ instead. -->"
+
+OUTPUT_EXTENSIONS = {
+    "usage": "{prompt_tokens, completion_tokens, cached_tokens}; in the last response",
+    "token_counts": "with n > 1, how many of token_ids belong to each choice",
+    "stop_reasons": "a choice's stop string or stop token id, where one ended it",
+    "reasoning": "with separate_reasoning, new text within <think>, one a choice",
+    "prompt_logprobs": "with the sampling parameter prompt_logprobs, once",
+    "route": "after a fallback or resume: the first decision and the attempts that failed, with their codes",
+    "cancelled": "answer of a cancel: whether a generation was found and ended",
+}
+
+
+def interface_page() -> str:
+    """docs/interface.md: tensors, sampling parameters, keys of both `extensions`, route reasons."""
+    return _page(
+        "Interface",
+        "The models `deepseek` (gRPC stream, `/generate`, `/generate_stream`) and `deepseek_unary` (unary gRPC, HTTP"
+        " `/infer`) take and give these tensors. The first group is that of Triton's vLLM backend.",
+        ("Inputs of Triton's vLLM backend", _tensor_table(VLLM_INPUTS)),
+        ("Inputs added", _tensor_table(ADDED_INPUTS)),
+        ("Outputs of Triton's vLLM backend", _tensor_table(VLLM_OUTPUTS)),
+        ("Outputs added", _tensor_table(ADDED_OUTPUTS)),
+        ("Sampling parameters", _sampling_section()),
+        ("Input `extensions`", _model_table(RequestExtensions)),
+        ("Output `extensions`", _table(("key", "meaning"), ((f"`{k}`", v) for k, v in OUTPUT_EXTENSIONS.items()))),
+        ("Routing", _routing_section()),
+    )
+
+
+def metrics_page() -> str:
+    """docs/metrics.md: every metric of a service."""
+    rows = (
+        (f"`{spec.name}`", spec.kind, ", ".join(spec.labels), spec.help, spec.writer)
+        for spec in sorted(METRICS, key=lambda spec: spec.name)
+    )
+    return _page(
+        "Metrics",
+        "Triton's `/metrics` carries these beside its own `nv_*`. A histogram `x` comes as the counters `x_bucket`"
+        " (label `le`), `x_sum` and `x_count`, which `histogram_quantile` reads as usual.",
+        ("Families", _table(("name", "kind", "labels", "meaning", "counted by"), rows)),
+    )
+
+
+def settings_page() -> str:
+    """docs/settings.md: policy.yaml and version.yaml."""
+    return _page(
+        "Settings",
+        "A service's `policy.yaml` may be edited at any time: a change acts on the next request, and a broken edit"
+        " leaves the last good one in use and says so in `piccard status`. A version's `version.yaml` is written by"
+        " `piccard publish` and never changes.",
+        ("policy.yaml", _model_table(Policy)),
+        ("policy.yaml, `deadlines`", _model_table(Deadlines)),
+        ("policy.yaml, `pin`", _model_table(Pin)),
+        ("version.yaml", _model_table(VersionFile)),
+        ("version.yaml, `cache`", _model_table(CacheSettings)),
+    )
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "interface.md": interface_page,
+    "metrics.md": metrics_page,
+    "settings.md": settings_page,
+}
+
+
+def _page(title: str, opening: str, *sections: tuple[str, str]) -> str:
+    parts = [f"# {title}", _NOTICE, opening]
+    for heading, body in sections:
+        parts += [f"## {heading}", body]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _tensor_table(specs: tuple[TensorSpec, ...]) -> str:
+    rows = ((f"`{spec.name}`", spec.datatype, str(list(spec.dims)), spec.meaning) for spec in specs)
+    return _table(("name", "type", "shape", "meaning"), rows)
+
+
+def _sampling_section() -> str:
+    return (
+        "As a JSON object in `sampling_parameters`, or, as with the vLLM backend, as request parameters (JSON keys of"
+        " `/generate`). Numbers may be sent as strings.\n\n" + _model_table(SamplingParams)
+    )
+
+
+def _routing_section() -> str:
+    reasons = _table(
+        ("route_reason", "the version served because"), ((f"`{k}`", v) for k, v in ROUTE_REASON_MEANINGS.items())
+    )
+    return (
+        "Checked in this order: the parameter `version`; the header `X-Canary` (`true` or `always`, `false` or"
+        " `never`); the first sticky key (`X-Session-Id`, then `user`); the traffic ratio. Letter case of names does"
+        " not matter. HTTP `/infer`, unary gRPC and gRPC streams take them as headers or metadata, which belong to a"
+        " whole gRPC stream. Triton does not forward headers of `/generate` and `/generate_stream`: there the same names are"
+        ' keys of the JSON body, such as `{"text_input": "...", "X-Canary": "true"}`.\n\n' + reasons
+    )
+
+
+def _model_table(model: type[BaseModel]) -> str:
+    meanings = _attributes(model.__doc__ or "")
+    rows = []
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        rows.append(
+            (
+                f"`{key}`",
+                _default(field.get_default(call_default_factory=True)),
+                _range(field.annotation, field.metadata),
+                meanings[name],
+            )
+        )
+    return _table(("key", "default", "range", "meaning"), rows)
+
+
+def _default(value: object) -> str:
+    if value is PydanticUndefined:
+        return "required"
+    if isinstance(value, BaseModel):
+        return "see its keys" if type(value).model_fields else ""
+    return f"`{value}`" if value != "" else "empty"
+
+
+def _range(annotation: object, metadata: list[object]) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        return ", ".join(annotation)
+    return ", ".join(
+        f"{sign} {getattr(item, name)}" for item in metadata for name, sign in signs.items() if hasattr(item, name)
+    )
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    """The meanings in a docstring's `Attributes:` section; `a, b: text` names two."""
+    found: dict[str, str] = {}
+    _, _, section = docstring.partition("Attributes:")
+    for match in re.finditer(r"^ {8}(\w[\w, ]*): (.*(?:\n {12}.*)*)", section, re.MULTILINE):
+        meaning = " ".join(match[2].split())
+        found.update({name.strip(): meaning for name in match[1].split(",")})
+    return found
+
+
+def main(folder: Path) -> None:
+    """Write every page into `folder`."""
+    for name, page in PAGES.items():
+        (folder / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
