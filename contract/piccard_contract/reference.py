@@ -119,8 +119,8 @@ def _routing_section() -> str:
         "Checked in this order: the parameter `version`; the header `X-Canary` (`true` or `always`, `false` or"
         " `never`); the first sticky key (`X-Session-Id`, then `user`); the traffic ratio. Letter case of names does"
         " not matter. HTTP `/infer`, unary gRPC and gRPC streams take them as headers or metadata, which belong to a"
-        " whole gRPC stream. Triton does not forward headers of `/generate` and `/generate_stream`: there the same names are"
-        ' keys of the JSON body, such as `{"text_input": "...", "X-Canary": "true"}`.\n\n' + reasons
+        " whole gRPC stream. Triton does not forward headers of `/generate` and `/generate_stream`: there the same"
+        ' names are keys of the JSON body, such as `{"text_input": "...", "X-Canary": "true"}`.\n\n' + reasons
     )
 
 
