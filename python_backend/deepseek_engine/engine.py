@@ -1,0 +1,316 @@
+"""The engine: requests in, tokens and text out, one step at a time. Not thread-safe: one thread runs it."""
+
+import logging
+import secrets
+import time
+from itertools import count
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from piccard_contract.errors import ErrorCode, RequestError
+
+from deepseek_engine.block_pool import BlockPool
+from deepseek_engine.choice import Choice, Finish
+from deepseek_engine.pacing import PrefillPacer
+from deepseek_engine.prefix_cache import PrefixCache
+from deepseek_engine.request import EngineError, EngineOutput, EngineRequest, EngineStats
+from deepseek_engine.runners.base import ModelRunner
+from deepseek_engine.scheduler import Scheduler, Share
+from deepseek_engine.sequence import Sequence, SequenceStatus
+from deepseek_engine.settings import EngineSettings
+from deepseek_engine.step_plan import NewSequence, StepPlan, StepResult, StepRow
+
+if TYPE_CHECKING:
+    from deepseek_engine.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+
+class EngineBackend(Protocol):
+    """What a server needs of an engine, ours or another's."""
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. Raises RequestError for the client's faults."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request; unknown and finished ones are ignored."""
+        ...
+
+    def step(self) -> list[EngineOutput]:
+        """Run one step and return what it produced."""
+        ...
+
+    def has_work(self) -> bool:
+        """Whether another step would do or tell something."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters."""
+        ...
+
+
+class Engine:
+    """Schedules requests over one model runner.
+
+    Args:
+        runner: executes steps; owns weights and cache.
+        tokenizer: the checkpoint's.
+        settings: budgets and limits.
+
+    Raises:
+        ValueError: settings that model and cache cannot meet.
+    """
+
+    def __init__(self, runner: ModelRunner, tokenizer: "Tokenizer", settings: EngineSettings) -> None:
+        self.max_model_len = settings.context_for(runner.max_position_embeddings, runner.num_blocks)
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._pool = BlockPool(runner.num_blocks, runner.block_size)
+        self._prefix_cache = (
+            PrefixCache(self._pool, runner.cache_format, settings.adapter) if settings.enable_prefix_caching else None
+        )
+        self._pacer = PrefillPacer(settings.prefill_chunk, settings.block_size, settings.prefill_gap)
+        self._scheduler = Scheduler(settings, self._pool, self._prefix_cache, self._pacer)
+        own_eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        # A tokenizer may name ids beyond the model's vocabulary; they cannot be sampled, nor masked.
+        self._eos_ids = tuple(sorted(i for i in {*runner.eos_token_ids, *own_eos} if i < runner.vocab_size))
+        self._eos_set = frozenset(self._eos_ids)
+        self._ids = count()
+        self._requests: dict[str, dict[int, Choice]] = {}
+        self._known: set[int] = set()
+        self._finished: list[int] = []
+        self._outputs: list[EngineOutput] = []
+        self._generated_tokens = 0
+        self._prompt_tokens = 0
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: INVALID_VALUE, MISSING_INPUT, INVALID_TOKEN or CONTEXT_LENGTH_EXCEEDED, saying what to change.
+        """
+        self._check(request)
+        sequences = self._sequences(request)
+        choices = {sequence.choice: Choice(sequence, self._tokenizer, self._eos_set) for sequence in sequences}
+        self._requests[request.id] = choices
+        self._prompt_tokens += len(request.prompt_ids)
+        for choice in choices.values():
+            if choice.finish is None:
+                self._scheduler.add(choice.sequence)
+        # Tokens generated elsewhere may have ended the text already.
+        for choice in [choice for choice in choices.values() if choice.finish is not None]:
+            self._end(choice, choice.output([], ""))
+
+    def abort(self, request_id: str) -> None:
+        """End a request's choices with reason "abort", told by the next step; unknown and finished ones are ignored."""
+        for choice in list(self._requests.get(request_id, {}).values()):
+            choice.finish = Finish("abort")
+            self._end(choice, choice.output([], choice.held_text()))
+
+    def has_work(self) -> bool:
+        """Whether another step would run or tell something."""
+        return bool(self._requests or self._outputs)
+
+    def step(self) -> list[EngineOutput]:
+        """Run one step and return what it and aborts since the last one produced."""
+        shares = self._scheduler.schedule()
+        if shares:
+            started = time.perf_counter()
+            plan = self._plan(shares)
+            try:
+                result = self._runner.collect(self._runner.execute(plan))
+            # Whatever a model raises ends the requests of the step and nothing else.
+            except Exception as error:
+                self._fail_all(shares, error)
+            else:
+                self._take(shares, plan, result)
+                self._observe(shares, plan, time.perf_counter() - started)
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters."""
+        return EngineStats(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            free_blocks=self._pool.num_available,
+            total_blocks=self._pool.num_blocks,
+            cached_blocks=self._pool.num_idle,
+            prefix_hit_tokens=0 if self._prefix_cache is None else self._prefix_cache.hit_tokens,
+            preemptions=self._scheduler.num_preemptions,
+            generated_tokens=self._generated_tokens,
+            prompt_tokens=self._prompt_tokens,
+        )
+
+    def preempt(self, request_id: str) -> None:
+        """Take the cache blocks of a request's running choices; they recompute when there is room."""
+        for choice in self._requests.get(request_id, {}).values():
+            if choice.sequence.status is SequenceStatus.RUNNING:
+                self._scheduler.preempt(choice.sequence)
+
+    def _check(self, request: EngineRequest) -> None:
+        params = request.params
+        if request.id in self._requests:
+            raise RequestError(ErrorCode.INVALID_VALUE, f"request id {request.id} is running already; use another one")
+        if not request.prompt_ids:
+            raise RequestError(ErrorCode.MISSING_INPUT, "the prompt has no tokens; send at least one")
+        if request.output_ids and params.n > 1:
+            raise RequestError(ErrorCode.INVALID_VALUE, "output_ids resumes one choice; set n to 1")
+        self._check_tokens("the prompt", request.prompt_ids)
+        self._check_tokens("output_ids", request.output_ids)
+        self._check_tokens("stop_token_ids", params.stop_token_ids)
+        self._check_tokens("logit_bias", list(params.logit_bias))
+        self._check_length(request)
+
+    def _check_tokens(self, name: str, token_ids: list[int]) -> None:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._runner.vocab_size:
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self._runner.vocab_size)
+            raise RequestError(
+                ErrorCode.INVALID_TOKEN,
+                f"{name} has token id {wrong}; the vocabulary has ids 0 to {self._runner.vocab_size - 1}",
+            )
+
+    def _check_length(self, request: EngineRequest) -> None:
+        num_prompt, max_tokens = len(request.prompt_ids), request.params.max_tokens
+        if num_prompt + (max_tokens or 1) > self.max_model_len:
+            raise RequestError(
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"the prompt's {num_prompt} tokens and max_tokens {max_tokens or 1} are more than the context of "
+                f"{self.max_model_len}; shorten the prompt or lower max_tokens",
+            )
+        if len(request.output_ids) > self._max_output(request):
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"output_ids has {len(request.output_ids)} tokens, more than the {self._max_output(request)} that "
+                "may be generated; raise max_tokens, which counts them too",
+            )
+
+    def _max_output(self, request: EngineRequest) -> int:
+        return request.params.max_tokens or self.max_model_len - len(request.prompt_ids)
+
+    def _sequences(self, request: EngineRequest) -> list[Sequence]:
+        params = request.params
+        # An unseeded request gets a seed of its own, so that its stream can be told again too.
+        seed = secrets.randbits(64) if params.fixed_seed is None else params.fixed_seed
+        sequences: list[Sequence] = []
+        for choice in range(params.n):
+            sequence = Sequence(
+                id=next(self._ids),
+                request_id=request.id,
+                choice=choice,
+                params=params,
+                token_ids=request.prompt_ids + request.output_ids,
+                num_prompt=len(request.prompt_ids),
+                num_resumed=len(request.output_ids),
+                max_output=self._max_output(request),
+                seed=seed,
+                priority=request.priority,
+                salt=request.salt,
+                parent=sequences[0] if sequences else None,
+            )
+            sequence.logprobs_from, sequence.logprobs_to = _known_logprobs(sequence)
+            sequences.append(sequence)
+        return sequences
+
+    def _plan(self, shares: list[Share]) -> StepPlan:
+        finished, self._finished = self._finished, []
+        new = [share.sequence for share in shares if share.sequence.id not in self._known]
+        self._known.update(sequence.id for sequence in new)
+        return StepPlan(
+            rows=[_row(share) for share in shares], new=[self._new(sequence) for sequence in new], finished=finished
+        )
+
+    def _new(self, sequence: Sequence) -> NewSequence:
+        return NewSequence(
+            sequence_id=sequence.id,
+            params=sequence.params,
+            prompt_ids=sequence.token_ids[: sequence.num_prompt],
+            output_ids=sequence.token_ids[sequence.num_prompt :],
+            choice=sequence.choice,
+            eos_ids=self._eos_ids,
+            seed=sequence.seed,
+        )
+
+    def _take(self, shares: list[Share], plan: StepPlan, result: StepResult) -> None:
+        for index, share in enumerate(shares):
+            sequence = share.sequence
+            choice = self._requests[sequence.request_id][sequence.choice]
+            if index in result.errors:
+                self._fail(choice, ErrorCode.NUMERICAL_ERROR, result.errors[index])
+                continue
+            self._scheduler.advance(sequence, share.count)
+            if index in result.prompt_logprobs:
+                choice.take_known(result.prompt_logprobs[index])
+                sequence.logprobs_from += len(result.prompt_logprobs[index].ranks)
+            if plan.rows[index].sample:
+                before = sequence.num_output
+                output = choice.take(result.token_ids[index], result.logprobs.get(index))
+                self._generated_tokens += sequence.num_output - before
+                if choice.finish is None:
+                    self._outputs.append(output)
+                else:
+                    self._end(choice, output)
+
+    def _end(self, choice: Choice, output: EngineOutput) -> None:
+        """Take a choice out and tell its last output."""
+        sequence = choice.sequence
+        self._scheduler.finish(sequence)
+        if sequence.id in self._known:
+            self._known.discard(sequence.id)
+            self._finished.append(sequence.id)
+        choices = self._requests[sequence.request_id]
+        del choices[sequence.choice]
+        if not choices:
+            del self._requests[sequence.request_id]
+        self._outputs.append(output)
+
+    def _fail(self, choice: Choice, code: ErrorCode, message: str) -> None:
+        self._scheduler.distrust(choice.sequence)
+        choice.finish = Finish("error")
+        output = choice.output([], choice.held_text())
+        output.error = EngineError(code, message)
+        self._end(choice, output)
+
+    def _fail_all(self, shares: list[Share], error: Exception) -> None:
+        _log.error("step of %d sequences failed", len(shares), exc_info=error)
+        code = ErrorCode.OUT_OF_MEMORY if _is_out_of_memory(error) else ErrorCode.INTERNAL
+        message = f"the model failed in a step: {type(error).__name__}: {error}"
+        for share in shares:
+            self._fail(self._requests[share.sequence.request_id][share.sequence.choice], code, message)
+
+    def _observe(self, shares: list[Share], plan: StepPlan, seconds: float) -> None:
+        num_decodes = sum(share.count == 1 for share in shares)
+        self._pacer.observe(num_decodes, plan.num_tokens - num_decodes, seconds)
+
+
+def _row(share: Share) -> StepRow:
+    sequence = share.sequence
+    start, stop = sequence.num_computed, sequence.num_computed + share.count
+    wanted = range(max(sequence.logprobs_from, start + 1), min(sequence.logprobs_to, stop + 1))
+    return StepRow(
+        sequence_id=sequence.id,
+        token_ids=sequence.token_ids[start:stop],
+        start=start,
+        block_table=sequence.block_table,
+        sample=share.reaches_end,
+        prompt_logprobs=wanted if sequence.logprobs_from < sequence.logprobs_to and wanted else None,
+    )
+
+
+def _known_logprobs(sequence: Sequence) -> tuple[int, int]:
+    """Positions of known tokens whose log-probabilities are wanted, as a half-open range.
+
+    Of the prompt where asked for, told by the first choice alone; of the tokens generated elsewhere for the sum.
+    """
+    if sequence.num_resumed:
+        return (sequence.num_prompt, len(sequence.token_ids)) if sequence.params.logprobs is not None else (0, 0)
+    wanted = sequence.params.prompt_logprobs is not None and sequence.choice == 0
+    return (1, sequence.num_prompt) if wanted else (0, 0)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # torch tells a failed allocation on the CPU by its text alone.
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -1,0 +1,1 @@
+"""Model runners: each executes one step plan on a model."""

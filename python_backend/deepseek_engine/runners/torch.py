@@ -1,0 +1,188 @@
+"""The runner on torch: a model's references or kernels, eagerly, with the sampler beside them."""
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepseek_engine import sampling
+from deepseek_engine.batch import Batch
+from deepseek_engine.sampler import Sample, Sampler
+from deepseek_engine.sampling import LogprobTensors
+from deepseek_engine.settings import EngineSettings
+from deepseek_engine.step_plan import LAST_SAMPLED, NewSequence, RowLogprobs, StepPlan, StepResult, StepRow
+
+if TYPE_CHECKING:
+    from deepseek_engine.models import Model
+
+# Rows of logits that are held at once for prompt log-probabilities; at a vocabulary of 129,280 each takes half a MiB.
+_LOGPROB_ROWS = 128
+
+
+@dataclass(slots=True)
+class TorchHandle:
+    """A step under way: what it sampled, still on the device."""
+
+    num_rows: int
+    sampled_rows: list[int]
+    sample: Sample | None
+    prompt_logprobs: dict[int, list[LogprobTensors]]
+    block_tables: Tensor | None
+
+
+class TorchRunner:
+    """Runs a model on one device.
+
+    Args:
+        model: `models.load_model`'s.
+        settings: sizes of the cache.
+        device: where the model is.
+    """
+
+    def __init__(self, model: "Model", settings: EngineSettings, device: torch.device | str = "cpu") -> None:
+        self._model = model
+        self._device = torch.device(device)
+        spec = model.cache_spec()
+        self.vocab_size = model.config.vocab_size
+        self.max_position_embeddings = model.config.max_position_embeddings
+        self.eos_token_ids = tuple(model.config.eos_token_ids)
+        self.block_size = settings.block_size
+        self.num_blocks = settings.blocks_for(spec.bytes_per_token)
+        self.cache_format = repr(spec)
+        self._cache = spec.allocate(self.num_blocks, self.block_size, self._device)
+        self._sampler = Sampler(self.vocab_size, self._device)
+        self._known: dict[int, NewSequence] = {}
+        # Where each sequence stands in the tokens sampled last, for rows that name them by LAST_SAMPLED.
+        self._last_index: dict[int, int] = {}
+        self._last_tokens: Tensor | None = None
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> TorchHandle:
+        """Start a step."""
+        self._update(plan)
+        rows = plan.rows
+        if not rows:
+            return TorchHandle(0, [], None, {}, None)
+        batch = self._batch(rows)
+        hidden = self._model.forward(batch, self._cache)
+        prompt_logprobs = {
+            index: self._prompt_logprobs(hidden[batch.query_starts[index] :], row)
+            for index, row in enumerate(rows)
+            if row.prompt_logprobs
+        }
+        sampled = [index for index, row in enumerate(rows) if row.sample]
+        sample = self._sample(rows, sampled, hidden, batch.query_starts) if sampled else None
+        return TorchHandle(len(rows), sampled, sample, prompt_logprobs, batch.block_tables)
+
+    def collect(self, handle: TorchHandle) -> StepResult:
+        """Bring a step's tokens and log-probabilities to the host, and mend the cache where a row broke it."""
+        result = StepResult(token_ids=[[] for _ in range(handle.num_rows)])
+        result.prompt_logprobs = {row: _to_host(parts) for row, parts in handle.prompt_logprobs.items()}
+        if handle.sample is None or handle.block_tables is None:
+            return result
+        for index, cause in handle.sample.errors().items():
+            result.errors[handle.sampled_rows[index]] = cause
+        tokens = handle.sample.tokens.tolist()
+        for row, token in zip(handle.sampled_rows, tokens, strict=True):
+            if row in result.errors:
+                self._mend(handle.block_tables[row])
+            else:
+                result.token_ids[row] = [token]
+        for index, logprobs in handle.sample.row_logprobs().items():
+            if handle.sampled_rows[index] not in result.errors:
+                result.logprobs[handle.sampled_rows[index]] = logprobs
+        return result
+
+    def _update(self, plan: StepPlan) -> None:
+        for sequence_id in plan.finished:
+            self._known.pop(sequence_id, None)
+            self._sampler.remove(sequence_id)
+        for sequence in plan.new:
+            self._known[sequence.sequence_id] = sequence
+            self._sampler.add(sequence)
+
+    def _batch(self, rows: list[StepRow]) -> Batch:
+        query_starts, context_lengths = [0], []
+        for row in rows:
+            query_starts.append(query_starts[-1] + len(row.token_ids))
+            context_lengths.append(row.start + len(row.token_ids))
+        tables = np.zeros((len(rows), max(len(row.block_table) for row in rows)), dtype=np.int64)
+        for index, row in enumerate(rows):
+            tables[index, : len(row.block_table)] = row.block_table
+        counts = np.diff(query_starts)
+        owners = np.repeat(np.arange(len(rows)), counts)
+        starts = np.array([row.start for row in rows]) - np.array(query_starts[:-1])
+        positions = np.arange(query_starts[-1]) + np.repeat(starts, counts)
+        slots = tables[owners, positions // self.block_size] * self.block_size + positions % self.block_size
+        return Batch(
+            token_ids=self._token_ids(rows, query_starts),
+            positions=torch.from_numpy(positions).to(self._device),
+            slots=torch.from_numpy(slots).to(self._device),
+            query_starts=query_starts,
+            context_lengths=context_lengths,
+            block_tables=torch.from_numpy(tables).to(self._device),
+            block_size=self.block_size,
+        )
+
+    def _token_ids(self, rows: list[StepRow], query_starts: list[int]) -> Tensor:
+        tokens = torch.tensor(
+            list(chain.from_iterable(row.token_ids for row in rows)), dtype=torch.int64, device=self._device
+        )
+        unknown = [index for index, row in enumerate(rows) if row.token_ids[-1] == LAST_SAMPLED]
+        if unknown:
+            if self._last_tokens is None:
+                raise ValueError("a row names the token sampled last, but nothing was sampled in the step before")
+            sources = [self._last_index[rows[index].sequence_id] for index in unknown]
+            tokens[[query_starts[index + 1] - 1 for index in unknown]] = self._last_tokens[sources]
+        return tokens
+
+    def _sample(self, rows: list[StepRow], sampled: list[int], hidden: Tensor, query_starts: list[int]) -> Sample:
+        last = hidden
+        if len(sampled) != len(hidden):
+            last = hidden[[query_starts[index + 1] - 1 for index in sampled]]
+        masks = {place: mask for place, index in enumerate(sampled) if (mask := rows[index].token_mask) is not None}
+        sequence_ids = [rows[index].sequence_id for index in sampled]
+        sample = self._sampler.sample(self._model.logits(last), sequence_ids, masks)
+        self._last_index = {sequence_id: place for place, sequence_id in enumerate(sequence_ids)}
+        self._last_tokens = sample.tokens
+        return sample
+
+    def _prompt_logprobs(self, hidden: Tensor, row: StepRow) -> list[LogprobTensors]:
+        """Log-probabilities of the row's known tokens, a few at a time because of the vocabulary's size.
+
+        Args:
+            hidden: [N, hidden] with the row's first token at 0.
+        """
+        sequence = self._known[row.sequence_id]
+        wanted = row.prompt_logprobs or range(0)
+        known = sequence.prompt_ids + sequence.output_ids
+        count = min(sequence.params.prompt_logprobs or 0, self.vocab_size)
+        parts = []
+        for first in range(wanted.start, wanted.stop, _LOGPROB_ROWS):
+            stop = min(first + _LOGPROB_ROWS, wanted.stop)
+            logits = self._model.logits(hidden[first - 1 - row.start : stop - 1 - row.start])
+            targets = torch.tensor(known[first:stop], dtype=torch.int64, device=self._device)
+            parts.append(sampling.gather_logprobs(logits, targets, count))
+        return parts
+
+    def _mend(self, blocks: Tensor) -> None:
+        """Put zeros where a failed sequence left numbers that are none.
+
+        Attention may read whole blocks and give what lies past the context a weight of 0, but 0 · NaN is NaN: the
+        blocks' next owner would fail too. Sound values stay, since others may share them.
+        """
+        offsets = torch.arange(self.block_size, device=self._device)
+        slots = (blocks.unsqueeze(-1) * self.block_size + offsets).flatten()
+        for plane in self._cache.values():
+            plane[:, slots] = plane[:, slots].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _to_host(parts: list[LogprobTensors]) -> RowLogprobs:
+    return RowLogprobs(
+        [ids for part in parts for ids in part.token_ids.tolist()],
+        [values for part in parts for values in part.logprobs.tolist()],
+        [rank for part in parts for rank in part.ranks.tolist()],
+    )

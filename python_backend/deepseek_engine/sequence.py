@@ -1,0 +1,79 @@
+"""One choice of one request, as the scheduler sees it."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Optional
+
+from piccard_contract.sampling import SamplingParams
+
+
+class SequenceStatus(Enum):
+    """Where a sequence stands."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens, cache blocks and progress of one choice.
+
+    Attributes:
+        id: rises with arrival and is never used twice.
+        token_ids: prompt and output so far.
+        num_prompt: tokens of the prompt.
+        num_resumed: output tokens that were generated elsewhere.
+        max_output: output tokens at most, the resumed ones included.
+        parent: the request's first choice, whose prompt blocks this one shares.
+        block_table: cache blocks, enough for the tokens of the step under way.
+        num_computed: tokens in the cache.
+        num_cached: tokens that the first admission found in the cache.
+        block_keys: keys of its full blocks, as far as they were needed.
+        num_published: full blocks that others may share.
+        logprobs_from, logprobs_to: positions of known tokens whose log-probabilities are still wanted.
+    """
+
+    id: int
+    request_id: str
+    choice: int
+    params: SamplingParams
+    token_ids: list[int]
+    num_prompt: int
+    max_output: int
+    seed: int
+    priority: int = 0
+    salt: str = ""
+    num_resumed: int = 0
+    parent: Optional["Sequence"] = None
+    status: SequenceStatus = SequenceStatus.WAITING
+    started: bool = False
+    block_table: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_cached: int = 0
+    block_keys: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+    logprobs_from: int = 0
+    logprobs_to: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts by priority (lower first), then by arrival."""
+        return self.priority, self.id
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that are not in the cache yet; 1 while decoding."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens so far, the resumed ones included."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def reusable(self) -> int:
+        """Tokens that may come from the cache: the last one is computed for its logits, and so is every position whose
+        next token's log-probability is wanted."""
+        last = len(self.token_ids) - 1
+        return min(last, self.logprobs_from - 1) if self.logprobs_from < self.logprobs_to else last
