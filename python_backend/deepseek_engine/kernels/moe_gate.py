@@ -1,0 +1,60 @@
+"""The three gates that choose experts: DeepSeek-V2's two and DeepSeek-V3's.
+
+Each takes router logits float32 [T, E] and returns the weights float32 [T, top_k] and the experts int64 [T, top_k], in
+no particular order. Sources: DeepSeek-V2 (arXiv:2405.04434, section 2.2) and DeepSeek-V3 (arXiv:2412.19437, section
+2.1.2). The weights are multiplied by `scaling` here and nowhere else.
+"""
+
+import torch
+from torch import Tensor
+
+MASKED_SCORE = float("-inf")
+"""What an expert outside the chosen groups scores in V3. Biased scores may be negative, so 0 would not keep it out."""
+
+
+def greedy(logits: Tensor, *, top_k: int, normalize: bool, scaling: float) -> tuple[Tensor, Tensor]:
+    """The top_k of softmax(logits): V2-Lite."""
+    weights, experts = torch.topk(torch.softmax(logits, dim=-1), top_k, dim=-1, sorted=False)
+    return _scaled(weights, normalize, scaling), experts
+
+
+def group_limited_greedy(
+    logits: Tensor, *, top_k: int, groups: int, topk_groups: int, normalize: bool, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """The top_k of softmax(logits) within the topk_groups groups whose best expert scores highest: V2."""
+    scores = torch.softmax(logits, dim=-1)
+    group_scores = scores.unflatten(-1, (groups, -1)).amax(-1)
+    # Probabilities are positive: an expert masked with 0 loses to every unmasked one.
+    allowed = _within_best_groups(scores, group_scores, topk_groups, masked=0.0)
+    weights, experts = torch.topk(allowed, top_k, dim=-1, sorted=False)
+    return _scaled(weights, normalize, scaling), experts
+
+
+def noaux_tc(
+    logits: Tensor, bias: Tensor, *, top_k: int, groups: int, topk_groups: int, normalize: bool, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """V3's gate without auxiliary loss.
+
+    bias float32 [E] (e_score_correction_bias) is added to sigmoid(logits) for the choice only. A group scores the sum
+    of its two best biased scores. The weights are the unbiased scores of the chosen experts.
+    """
+    scores = torch.sigmoid(logits)
+    biased = scores + bias
+    if topk_groups < groups:
+        group_scores = biased.unflatten(-1, (groups, -1)).topk(2, dim=-1, sorted=False).values.sum(-1)
+        biased = _within_best_groups(biased, group_scores, topk_groups, masked=MASKED_SCORE)
+    experts = torch.topk(biased, top_k, dim=-1, sorted=False).indices
+    return _scaled(scores.gather(-1, experts), normalize, scaling), experts
+
+
+def _within_best_groups(scores: Tensor, group_scores: Tensor, topk_groups: int, *, masked: float) -> Tensor:
+    best = torch.topk(group_scores, topk_groups, dim=-1, sorted=False).indices
+    dropped = torch.ones_like(group_scores, dtype=torch.bool).scatter_(-1, best, False)
+    grouped = scores.unflatten(-1, (group_scores.shape[-1], -1))
+    return grouped.masked_fill(dropped.unsqueeze(-1), masked).flatten(-2)
+
+
+def _scaled(weights: Tensor, normalize: bool, scaling: float) -> Tensor:
+    if normalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights * scaling

@@ -1,0 +1,32 @@
+"""Rotary position embedding on interleaved pairs."""
+
+import torch
+from torch import Tensor
+
+
+def rotations(positions: Tensor, inv_freq: Tensor, factor: float) -> Tensor:
+    """factor * exp(i * position * inv_freq).
+
+    positions int64 [T], inv_freq float32 [d / 2]; returns complex64 [T, 1, d / 2], ready to broadcast over heads.
+    """
+    angles = positions.to(torch.float32).unsqueeze(-1) * inv_freq
+    return torch.polar(torch.full_like(angles, factor), angles).unsqueeze(1)
+
+
+def rotate_pairs(x: Tensor, rotation: Tensor) -> Tensor:
+    """Turn each pair (x[2i], x[2i + 1]), read as a complex number, by rotation[i].
+
+    x [T, heads, d], its strides even but for the last; rotation complex64 [T, 1, d / 2]. Computed in float32, returned
+    in x's dtype. This is the layout of DeepSeek's checkpoints (RoFormer, arXiv:2104.09864, equation 34); those with
+    halves apart are re-ordered by `interleaving` when they are loaded.
+    """
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * rotation).flatten(-2).to(x.dtype)
+
+
+def interleaving(dim: int) -> Tensor:
+    """int64 [dim]: the order that brings halves (x[i], x[i + dim / 2]) together as pairs.
+
+    A query and a key that are re-ordered alike have the same dot product, so rows of their projections may be.
+    """
+    return torch.arange(dim).view(2, dim // 2).t().reshape(-1)

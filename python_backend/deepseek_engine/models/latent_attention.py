@@ -1,0 +1,103 @@
+"""DeepSeek's multi-head latent attention layer."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from deepseek_engine.cache_spec import Cache
+from deepseek_engine.kernels import rope
+from deepseek_engine.kernels.attention_plan import AttentionPlan
+from deepseek_engine.kernels.mla_attention import mla_attention
+from deepseek_engine.kernels.rms_norm import rms_norm
+from deepseek_engine.models.config import DeepseekConfig
+from deepseek_engine.models.rope_frequencies import yarn_mscale
+from deepseek_engine.models.weights import Checkpoint
+
+LATENT_NORM_EPS = 1e-6
+"""Of the two latent norms, whatever rms_norm_eps says: DeepSeek's code never hands it to them."""
+
+
+def softmax_scale(config: DeepseekConfig) -> float:
+    """qk_head_dim^-1/2, times m(factor, mscale_all_dim)^2 under YaRN."""
+    scale = float(config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
+    if config.rope.rope_type == "yarn" and config.rope.mscale_all_dim:
+        return scale * yarn_mscale(config.rope.factor, config.rope.mscale_all_dim) ** 2
+    return scale
+
+
+@dataclass(slots=True)
+class LatentAttention:
+    """Attention whose cache holds one latent and one rotated key a token."""
+
+    config: DeepseekConfig
+    scale: float
+    proj_in: Tensor
+    """[q_lora or H * (nope + rope), + kv_lora + rope, hidden]: what reads the hidden state, as one product."""
+    proj_in_bias: Tensor | None
+    q_norm: Tensor | None
+    q_b: Tensor | None
+    """[H * (nope + rope), q_lora]; None, as q_norm, for a model without query compression."""
+    kv_norm: Tensor
+    kv_b: Tensor
+    """[H, nope + v, kv_lora]."""
+    proj_out: Tensor
+    proj_out_bias: Tensor | None
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, prefix: str, config: DeepseekConfig) -> "LatentAttention":
+        heads, hidden, rank = config.num_attention_heads, config.hidden_size, config.kv_lora_rank
+        width, q_rank = config.qk_nope_head_dim + config.qk_rope_head_dim, config.q_lora_rank
+        kv_b_rows = config.qk_nope_head_dim + config.v_head_dim
+        q_in = ("q_a_proj", q_rank) if q_rank else ("q_proj", heads * width)
+        kv_in = ("kv_a_proj_with_mqa", rank + config.qk_rope_head_dim)
+        weights = [checkpoint.tensor(f"{prefix}.{name}.weight", rows, hidden) for name, rows in (q_in, kv_in)]
+        biases = [torch.zeros(0)]
+        proj_out_bias = None
+        if config.attention_bias:
+            biases = [_bias(checkpoint, prefix, *q_in, present=bool(q_rank)), _bias(checkpoint, prefix, *kv_in)]
+            proj_out_bias = checkpoint.tensor(f"{prefix}.o_proj.bias", hidden)
+        q_b = checkpoint.tensor(f"{prefix}.q_b_proj.weight", heads * width, q_rank) if q_rank else None
+        return cls(
+            config=config,
+            scale=softmax_scale(config),
+            proj_in=torch.cat(weights),
+            proj_in_bias=torch.cat(biases) if config.attention_bias else None,
+            q_norm=checkpoint.tensor(f"{prefix}.q_a_layernorm.weight", q_rank) if q_rank else None,
+            q_b=q_b,
+            kv_norm=checkpoint.tensor(f"{prefix}.kv_a_layernorm.weight", rank),
+            kv_b=checkpoint.tensor(f"{prefix}.kv_b_proj.weight", heads * kv_b_rows, rank).view(heads, kv_b_rows, rank),
+            proj_out=checkpoint.tensor(f"{prefix}.o_proj.weight", hidden, heads * config.v_head_dim),
+            proj_out_bias=proj_out_bias,
+        )
+
+    def forward(self, x: Tensor, rotation: Tensor, plan: AttentionPlan, cache: Cache, layer: int) -> Tensor:
+        """x [T, hidden]; writes the tokens' entries to the cache's plane "latent" and attends to it."""
+        config = self.config
+        rank, rotary = config.kv_lora_rank, config.qk_rope_head_dim
+        q_in, latent, k_pe = F.linear(x, self.proj_in, self.proj_in_bias).split(
+            (self.proj_in.shape[0] - rank - rotary, rank, rotary), dim=-1
+        )
+        entry = torch.cat(
+            (
+                rms_norm(latent, self.kv_norm, LATENT_NORM_EPS),
+                rope.rotate_pairs(k_pe.unsqueeze(1), rotation).squeeze(1),
+            ),
+            dim=-1,
+        )
+        plane = cache["latent"][layer].index_copy_(0, plan.slots, entry.to(cache["latent"].dtype))
+        if self.q_norm is not None and self.q_b is not None:
+            q_in = F.linear(rms_norm(q_in, self.q_norm, LATENT_NORM_EPS), self.q_b)
+        q_nope, q_pe = q_in.unflatten(-1, (config.num_attention_heads, -1)).split(
+            (config.qk_nope_head_dim, rotary), dim=-1
+        )
+        mixed = mla_attention(q_nope, rope.rotate_pairs(q_pe, rotation), plane, self.kv_b, plan, self.scale)
+        return F.linear(mixed, self.proj_out, self.proj_out_bias)
+
+
+def _bias(checkpoint: Checkpoint, prefix: str, name: str, rows: int, present: bool = True) -> Tensor:
+    """q_proj has no bias even where attention_bias is set; zeros stand in for it."""
+    if present:
+        return checkpoint.tensor(f"{prefix}.{name}.bias", rows)
+    return torch.zeros(rows, dtype=checkpoint.dtype, device=checkpoint.device)
