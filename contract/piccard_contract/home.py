@@ -7,6 +7,9 @@ from pathlib import Path
 SERVICE_NAME = re.compile(r"^[a-z][a-z0-9_]{0,39}\Z")
 DEFAULT_SERVICE = "deepseek"
 
+# Folders of HOME/state that are no service's.
+RESERVED_NAMES = frozenset({"keys", "logs"})
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -23,6 +26,8 @@ class Service:
     def __post_init__(self) -> None:
         if not SERVICE_NAME.match(self.name):
             raise ValueError(f"{self.name!r} is not a service name: a small letter, then up to 39 of a-z, 0-9 and _")
+        if self.name in RESERVED_NAMES:
+            raise ValueError(f"{self.name!r} cannot be a service's name; a home keeps its {self.name} under it")
 
     @classmethod
     def of_model(cls, model_folder: Path) -> "Service":

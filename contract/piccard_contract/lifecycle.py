@@ -28,7 +28,8 @@ MOVES: dict[VersionState, frozenset[VersionState]] = {
     _S.STAGED: frozenset({_S.LOADING, _S.FAILED, _S.RETIRED}),
     _S.LOADING: frozenset({_S.PROBING, _S.FAILED}),
     _S.PROBING: frozenset({_S.READY, _S.FAILED}),
-    _S.READY: frozenset({_S.CANARY, _S.STABLE, _S.DRAINING, _S.FAILED}),
+    # To previous: a previous version that failed and was loaded again.
+    _S.READY: frozenset({_S.CANARY, _S.STABLE, _S.PREVIOUS, _S.DRAINING, _S.FAILED}),
     _S.CANARY: frozenset({_S.READY, _S.STABLE, _S.FAILED}),
     # A rollback sends stable back to previous; a promotion of another does too.
     _S.STABLE: frozenset({_S.PREVIOUS, _S.FAILED}),

@@ -22,7 +22,7 @@ from piccard_contract.version_file import CacheSettings, VersionFile
 
 _NOTICE = "<!-- Made by `python -m piccard_contract.reference docs`; edit the tables in contract/ instead. -->"
 
-OUTPUT_EXTENSIONS = {
+OUTPUT_DETAILS = {
     "usage": "{prompt_tokens, completion_tokens, cached_tokens}; in the last response",
     "token_counts": "with n > 1, how many of token_ids belong to each choice",
     "stop_reasons": "a choice's stop string or stop token id, where one ended it",
@@ -34,7 +34,7 @@ OUTPUT_EXTENSIONS = {
 
 
 def interface_page() -> str:
-    """docs/interface.md: tensors, sampling parameters, keys of both `extensions`, route reasons."""
+    """docs/interface.md: tensors, sampling parameters, keys of `extensions` and `details`, route reasons."""
     return _page(
         "Interface",
         "The models `deepseek` (gRPC stream, `/generate`, `/generate_stream`) and `deepseek_unary` (unary gRPC, HTTP"
@@ -45,7 +45,7 @@ def interface_page() -> str:
         ("Outputs added", _tensor_table(ADDED_OUTPUTS)),
         ("Sampling parameters", _sampling_section()),
         ("Input `extensions`", _model_table(RequestExtensions)),
-        ("Output `extensions`", _table(("key", "meaning"), ((f"`{k}`", v) for k, v in OUTPUT_EXTENSIONS.items()))),
+        ("Output `details`", _table(("key", "meaning"), ((f"`{k}`", v) for k, v in OUTPUT_DETAILS.items()))),
         ("Routing", _routing_section()),
     )
 

@@ -90,7 +90,7 @@ class RequestExtensions(_Part):
         cancel: end the generation that holds this token; nothing else of the request is read.
         announce: with stream, send an empty response with the cancel token before the first token.
         coalesce_ms: with stream, wait this long between responses, so that each carries more tokens.
-        separate_reasoning: keep the text within <think> out of text_output; it comes in extensions.reasoning.
+        separate_reasoning: keep the text within <think> out of text_output; it comes in details.reasoning.
         add_generation_prompt: of the chat template.
         chat_template_kwargs: further variables of the chat template.
         script: what a version with `runner: scripted` plays; refused by every other.

@@ -61,7 +61,7 @@ class Response:
         choices: one a choice, all of them in every response.
         usage: totals so far.
         error: why the request failed; the last response of a failed request.
-        details: further keys of the output `extensions`.
+        details: further keys of the output `details`.
     """
 
     choices: list[Choice] = field(default_factory=lambda: [Choice()])
@@ -129,7 +129,7 @@ def response_outputs(response: Response, returns: frozenset[str], *, final: bool
         outputs["status"] = [json.dumps(status_of(response.error))]
     details = _details(response, final=final)
     if details:
-        outputs["extensions"] = [json.dumps(details, ensure_ascii=False)]
+        outputs["details"] = [json.dumps(details, ensure_ascii=False)]
     return outputs
 
 
@@ -147,7 +147,7 @@ def parse_response(outputs: Mapping[str, Sequence[Any]]) -> Response:
         ValueError: the tensors are not those of a version of this contract.
     """
     texts = [_text(value) for value in outputs.get("text_output", ())]
-    details: dict[str, Any] = json.loads(_text(outputs["extensions"][0])) if "extensions" in outputs else {}
+    details: dict[str, Any] = json.loads(_text(outputs["details"][0])) if "details" in outputs else {}
     token_ids = [int(token) for token in outputs.get("token_ids", ())]
     counts = details.pop("token_counts", None) or [len(token_ids)]
     reasons = [_text(value) for value in outputs.get("finish_reason", ["None"] * len(texts))]

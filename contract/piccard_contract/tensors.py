@@ -2,7 +2,8 @@
 
 The first group is that of Triton's vLLM backend (github.com/triton-inference-server/vllm_backend), with the same
 names, types and meaning, so that its clients work unchanged. A changed config restarts every version, so the list
-is complete from the first day: what comes later travels in `extensions`.
+is complete from the first day: what comes later travels in `extensions` and `details`. No output has an input's name,
+since an ensemble keeps both in one table.
 """
 
 from dataclasses import dataclass
@@ -69,12 +70,12 @@ VLLM_OUTPUTS = (
 )
 
 ADDED_OUTPUTS = (
-    TensorSpec("token_ids", "INT64", (-1,), "New tokens; with several choices one after the other, see extensions."),
+    TensorSpec("token_ids", "INT64", (-1,), "New tokens; with several choices one after the other, see details."),
     _text("status", 'JSON {code, message, retry_after}: {"code": "OK"} or why the request failed.'),
     TensorSpec("served_version", "INT64", (1,), "The version that made this response."),
     _text("route_reason", "Why it was that version."),
     _text("cancel_token", "Send it back in extensions.cancel to end this generation."),
-    _text("extensions", "JSON object; its keys are listed below."),
+    _text("details", "JSON object; its keys are listed below."),
 )
 
 GENERATE_INPUTS = VLLM_INPUTS + ADDED_INPUTS
