@@ -1,0 +1,104 @@
+"""Where and how a server listens."""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from piccard_contract.home import Service
+from piccard_contract.request import FORWARDED_HEADERS
+
+ADMIN_KEY_NAME = "admin-key"
+RESTRICTED = "model-repository,shared-memory,trace,logging"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Addresses and limits of one server.
+
+    Attributes:
+        host: the address that everything listens on.
+        http_port, grpc_port, metrics_port: tritonserver's.
+        health_port: the supervisor's, for /livez and /readyz.
+        exit_timeout: seconds that streams in flight get to finish when the server ends.
+    """
+
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    health_port: int = 8003
+    exit_timeout: int = 30
+    verbose: bool = False
+
+    @property
+    def local_host(self) -> str:
+        """An address at which this machine reaches the server."""
+        try:
+            any_address = ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            any_address = False
+        return "127.0.0.1" if any_address else self.host
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Option name -> port."""
+        return {
+            "--http-port": self.http_port,
+            "--grpc-port": self.grpc_port,
+            "--metrics-port": self.metrics_port,
+            "--health-port": self.health_port,
+        }
+
+
+def header_pattern(policy_names: Iterable[str]) -> str:
+    """RE2 pattern of the headers that reach the models; anchored, since Triton matches parts of names."""
+    names = {name.lower() for name in (*FORWARDED_HEADERS, "x-canary", *policy_names)}
+    return f"^({'|'.join(re.escape(name) for name in sorted(names))})$"
+
+
+def server_arguments(
+    settings: ServerSettings,
+    services: Iterable[Service],
+    *,
+    repository: Path,
+    backends: Path,
+    region_prefix: str,
+    admin_key: str,
+    headers: str,
+) -> list[str]:
+    """tritonserver's arguments.
+
+    Args:
+        services: whose models are loaded at the start, each with the versions that its config.pbtxt names.
+        region_prefix: what the names of its shared-memory regions begin with.
+        admin_key: without it, nobody controls models, shared memory, traces or logging.
+        headers: the forward pattern.
+    """
+    key = f"{RESTRICTED}:{ADMIN_KEY_NAME}={admin_key}"
+    arguments = [
+        f"--model-repository={repository}",
+        f"--backend-directory={backends}",
+        "--model-control-mode=explicit",
+        "--exit-on-error=false",
+        "--strict-readiness=false",
+        f"--http-address={settings.host}",
+        f"--http-port={settings.http_port}",
+        f"--grpc-address={settings.host}",
+        f"--grpc-port={settings.grpc_port}",
+        f"--metrics-address={settings.host}",
+        f"--metrics-port={settings.metrics_port}",
+        f"--http-header-forward-pattern={headers}",
+        f"--grpc-header-forward-pattern={headers}",
+        f"--http-restricted-api={key}",
+        f"--grpc-restricted-protocol={key}",
+        f"--backend-config=python,shm-region-prefix-name={region_prefix}",
+        "--backend-config=python,stub-timeout-seconds=120",
+        f"--exit-timeout-secs={settings.exit_timeout}",
+        "--disable-auto-complete-config",
+        f"--log-verbose={int(settings.verbose)}",
+    ]
+    for service in services:
+        arguments += [f"--load-model={model}" for model in service.models]
+    return arguments
