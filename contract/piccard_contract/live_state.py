@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from piccard_contract.process_lock import is_held
+from piccard_contract.process_lock import holder_pid, is_held
 
 MAGIC = b"PICCARD1"
 HEADER_SIZE = 4096
@@ -40,7 +40,7 @@ class Section:
         owner: such as version-2, router, router_unary, admission or supervisor.
         pid: the process that wrote it.
         updated_at: Unix time in seconds.
-        alive: whether that process still holds its lock.
+        alive: whether that very process holds the owner's lock.
     """
 
     owner: str
@@ -103,11 +103,13 @@ class LiveState:
                 return self._section(offset)
         return None
 
-    def sections(self) -> list[Section]:
-        """Everything that was published, also by owners that are gone."""
-        found = [
-            self._section(self._offset(index)) for index in range(SECTION_COUNT) if self._owner(self._offset(index))
-        ]
+    def sections(self, prefix: str = "") -> list[Section]:
+        """Everything that was published by owners whose name starts with `prefix`, also by those that are gone."""
+        found = []
+        for index in range(SECTION_COUNT):
+            owner = self._owner(self._offset(index))
+            if owner and owner.startswith(prefix):
+                found.append(self._section(self._offset(index)))
         return [section for section in found if section is not None]
 
     def _place(self, name: bytes) -> int:
@@ -134,7 +136,8 @@ class LiveState:
                 payload = self._map[start : start + length]
                 if zlib.crc32(payload) == checksum:
                     owner = name.rstrip(b"\0").decode("ascii", "replace")
-                    alive = is_held(self.run_folder / f"{owner}.lock")
+                    # Between its lock and its first report, a new process stands beside the old one's section.
+                    alive = holder_pid(self.run_folder / f"{owner}.lock") == pid
                     return Section(owner, pid, updated_at, alive, json.loads(payload))
             time.sleep(0.0005)
         return None

@@ -1,0 +1,125 @@
+"""Which versions may serve: those whose process lives, whose engine is ready, and which state.json lets serve."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from piccard_contract.home import Service, version_owner
+from piccard_contract.lifecycle import SERVING_STATES, ServiceState
+from piccard_contract.live_state import LiveState, Section
+from piccard_contract.process_lock import holder_pid
+from pydantic import ValidationError
+
+from piccard_canary.file_watch import FileWatch
+
+_PREFIX = version_owner(0).removesuffix("0")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedVersion:
+    """A version that can serve.
+
+    Attributes:
+        pid: its process; attempts end when another stands in its place.
+        tokenizer_hash, template_hash: streams move only between versions where both agree.
+    """
+
+    version: int
+    pid: int
+    tokenizer_hash: str = ""
+    template_hash: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The versions at one moment.
+
+    Attributes:
+        ready: those that can serve, by number.
+        expected: those that state.json means to serve.
+    """
+
+    ready: dict[int, LoadedVersion] = field(default_factory=dict)
+    expected: frozenset[int] = frozenset()
+
+
+class Availability:
+    """Looks at the state file and state.json, at most every `lifetime` seconds.
+
+    Args:
+        lifetime: seconds that a look is good for.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        live_state: LiveState,
+        *,
+        lifetime: float = 0.05,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._service = service
+        self._live_state = live_state
+        self._lifetime = lifetime
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._snapshot = Snapshot()
+        self._looked_at: float | None = None
+        self._state = _StateFile(service.state_json)
+
+    def snapshot(self) -> Snapshot:
+        """The versions now, or as they were up to `lifetime` seconds ago."""
+        looked_at = self._looked_at
+        if looked_at is not None and self._clock() - looked_at < self._lifetime:
+            return self._snapshot
+        with self._lock:
+            self._snapshot = self._look()
+            self._looked_at = self._clock()
+            return self._snapshot
+
+    def process(self, version: int) -> int | None:
+        """The living process of `version`, looked up at once; None where there is none."""
+        return holder_pid(self._service.process_lock(version_owner(version)))
+
+    def _look(self) -> Snapshot:
+        serving = self._state.serving()
+        loaded = [_loaded(section) for section in self._live_state.sections(prefix=_PREFIX)]
+        ready = {
+            version.version: version
+            for version in loaded
+            if version is not None and (serving is None or version.version in serving)
+        }
+        return Snapshot(ready, frozenset(ready) if serving is None else serving)
+
+
+def _loaded(section: Section) -> LoadedVersion | None:
+    data = section.data
+    if not section.alive or data.get("phase") != "ready":
+        return None
+    return LoadedVersion(
+        int(data["version"]), section.pid, data.get("tokenizer_hash", ""), data.get("template_hash", "")
+    )
+
+
+class _StateFile:
+    """The versions that state.json lets serve, read again when the file changes."""
+
+    def __init__(self, path: Path) -> None:
+        self._watch = FileWatch(path)
+        self._serving: frozenset[int] | None = None
+
+    def serving(self) -> frozenset[int] | None:
+        """Versions in a serving state; None where there was no state.json yet, so that the processes alone decide."""
+        if self._watch.changed():
+            self._read()
+        return self._serving
+
+    def _read(self) -> None:
+        # It is replaced by a rename and so never met halfway; what cannot be read is doctor's to repair.
+        try:
+            state = ServiceState.model_validate_json(self._watch.path.read_bytes())
+        except (OSError, ValidationError):
+            return
+        self._serving = frozenset(number for number, record in state.versions.items() if record.state in SERVING_STATES)
