@@ -97,7 +97,8 @@ class ChatTemplate:
         except (SecurityError, OverflowError, MemoryError, RecursionError) as error:
             raise RequestError(
                 ErrorCode.UNSUPPORTED,
-                f"The version's chat template does what a template may not: {error}; send text_input instead.",
+                f"The version's chat template does what a template may not: {str(error).rstrip('.')}; "
+                "send text_input instead.",
             ) from error
         # A template runs arbitrary expressions over the client's values, so any error may come out of it.
         except Exception as error:

@@ -6,6 +6,7 @@ checkpoints, so they run sandboxed and within a budget.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
@@ -18,6 +19,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 MAX_LOOP_PASSES = 1_000_000
 MAX_TEXT = 64 * 1024 * 1024
+
+_WIDE_FIELD = re.compile(r"%[^a-zA-Z%]*(?:\d{8,}|\*)")
 
 # A name in the context that no template can spell, so that none can refill its budget.
 _BUDGET = "loop passes left"
@@ -77,15 +80,21 @@ class _GenerationBlock(Extension):
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Compiles chat templates so that neither loops nor repeated texts outgrow their budget."""
+    """Compiles chat templates so that neither their loops nor the texts they build outgrow a budget.
 
-    intercepted_binops = frozenset(("+", "*", "**"))
+    Counted are the passes of all loops of a rendering, bounded are the results of operators and calls. This stops
+    accidents and plain malice; filters that pad a text are not bounded.
+    """
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
         self.filters["tojson"] = _tojson
         self.filters[_BUDGET] = _within_budget
         self.filters["of bounded size"] = _of_bounded_size
+        # It writes as many paragraphs as it is asked for, and no chat needs any.
+        del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
@@ -94,9 +103,17 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if operator == "*":
             self._check_repeat(left, right)
             self._check_repeat(right, left)
+        if operator == "%" and isinstance(left, str) and _WIDE_FIELD.search(left):
+            raise TemplateBudgetError("it formats a field too wide")
         if operator == "**" and not (abs(left) <= 2**32 and abs(right) <= 64):
             raise TemplateBudgetError("it raises a number to a power too large")
         return _of_bounded_size(super().call_binop(context, operator, left, right))
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call what a template calls, unless a number given asks for an enormous result (as in `x.ljust(n)`)."""
+        if function is not range and any(isinstance(one, int) and one > MAX_TEXT for one in args):
+            raise TemplateBudgetError(f"it calls a function with a number over {MAX_TEXT}")
+        return _of_bounded_size(super().call(context, function, *args, **kwargs))
 
     def render(self, template: Template, variables: dict[str, Any]) -> str:
         """Render with a fresh budget; raises what the template raises."""
