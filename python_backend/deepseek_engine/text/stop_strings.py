@@ -130,12 +130,12 @@ class StopStrings:
     def _end(self, text: str, position: int, stop: str) -> str:
         self.stop = stop
         cut = position if self._include else position - len(stop)
-        released = text[self._sent : max(cut, self._sent)]
+        released = text[self._sent : cut]
         self._held, self._sent = "", 0
         return released
 
     def _keep(self, text: str, node: int) -> str:
         cut = len(text) - self._automaton.depth[node]
-        released = text[self._sent : max(cut, self._sent)]
+        released = text[self._sent : cut]
         self._node, self._held, self._sent = node, text[cut:], max(0, self._sent - cut)
         return released

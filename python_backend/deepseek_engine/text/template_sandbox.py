@@ -128,6 +128,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
             loop.iter = self._filtered(loop.iter, _BUDGET)
+        # A recursive loop calls `loop` with what it goes over next.
+        for call in list(tree.find_all(nodes.Call)):
+            if isinstance(call.node, nodes.Name) and call.node.name == "loop":
+                call.args = [self._filtered(argument, _BUDGET) for argument in call.args]
         self._bound_concatenations(tree)
         return tree
 

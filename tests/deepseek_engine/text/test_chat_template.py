@@ -102,6 +102,7 @@ FEATURES = [
     "{% for m in messages[1:] | selectattr('role', 'equalto', 'user') %}{{ m.content | trim }}{% endfor %}",
     "{% macro turn(m) %}[{{ m.role }}]{% endmacro %}{% for m in messages | reverse %}{{ turn(m) }}{% endfor %}",
     "{% for k, v in messages[0].items() %}{{ k }}={{ v }},{% else %}none{% endfor %}",
+    "{% for n in [[1], [2, [3]]] recursive %}<{{ loop(n) if n is iterable else n }}>{% endfor %}",
     "{{ 'a' * 3 }}{{ 2 ** 3 }}{{ [1] + [2] }}{{ '%s-%d' % ('a', 3) }}{{ range(3) | list }}",
     "{{ tools | tojson if tools else 'no tools' }}",
 ]
@@ -230,6 +231,7 @@ MALICIOUS = [
     "{% for a in range(10 ** 9) %}{% endfor %}",
     "{% macro f(n) %}{% for i in range(n) %}{{ f(n) }}{% endfor %}{% endmacro %}{{ f(9) }}",
     "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+    "{% for i in range(9999) recursive %}{% if loop.depth < 4 %}{{ loop(range(9999)) }}{% endif %}{% endfor %}",
     "{{ 'x' * 10 ** 10 }}",
     "{{ 'x' * 10000000000 }}",
     "{{ [0] * 10000000000 }}",
