@@ -1,12 +1,12 @@
 """Between text and token ids: tokenizer, chat template, incremental detokeniser, stop strings and reasoning parser."""
 
-from .chat_template import ChatTemplate
-from .detokenizer import Detokenizer
-from .errors import TokenizerError
-from .output_text import OutputText
-from .reasoning import ReasoningDelta, ReasoningParser
-from .stop_strings import StopStrings
-from .tokenizer import Tokenizer
+from deepseek_engine.text.chat_template import ChatTemplate
+from deepseek_engine.text.detokenizer import Detokenizer
+from deepseek_engine.text.errors import TokenizerError
+from deepseek_engine.text.output_text import OutputText
+from deepseek_engine.text.reasoning import ReasoningDelta, ReasoningParser
+from deepseek_engine.text.stop_strings import StopStrings
+from deepseek_engine.text.tokenizer import Tokenizer
 
 __all__ = [
     "ChatTemplate",

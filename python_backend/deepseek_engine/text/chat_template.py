@@ -9,9 +9,9 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError
 from jinja2.sandbox import SecurityError
 from piccard_contract.errors import ErrorCode, RequestError
 
-from .errors import TokenizerError
-from .messages import normalize_messages
-from .template_sandbox import TemplateRefusalError, TemplateSandbox
+from deepseek_engine.text.errors import TokenizerError
+from deepseek_engine.text.messages import normalize_messages
+from deepseek_engine.text.template_sandbox import TemplateRefusalError, TemplateSandbox
 
 RESERVED_VARIABLES = frozenset(("messages", "add_generation_prompt", "bos_token", "eos_token"))
 

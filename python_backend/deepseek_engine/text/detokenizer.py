@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
+    from deepseek_engine.text.tokenizer import Tokenizer
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .detokenizer import Detokenizer
-from .stop_strings import StopStrings
+from deepseek_engine.text.detokenizer import Detokenizer
+from deepseek_engine.text.stop_strings import StopStrings
 
 if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
+    from deepseek_engine.text.tokenizer import Tokenizer
 
 
 class OutputText:

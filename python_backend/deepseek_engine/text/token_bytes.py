@@ -11,7 +11,7 @@ from typing import Any
 
 import tokenizers
 
-from .errors import TokenizerError
+from deepseek_engine.text.errors import TokenizerError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

@@ -8,10 +8,10 @@ from typing import Any
 import tokenizers
 from piccard_contract.errors import ErrorCode, RequestError
 
-from .chat_template import ChatTemplate
-from .errors import TokenizerError
-from .token_bytes import TokenBytes
-from .tokenizer_files import TokenizerFiles, read_tokenizer_files
+from deepseek_engine.text.chat_template import ChatTemplate
+from deepseek_engine.text.errors import TokenizerError
+from deepseek_engine.text.token_bytes import TokenBytes
+from deepseek_engine.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 
 class Tokenizer:
