@@ -1,0 +1,171 @@
+"""The thread that sends every response, so that the engine never waits for a consumer."""
+
+import heapq
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+from itertools import count
+
+from piccard_contract.errors import RequestError
+
+from deepseek_engine.request import EngineOutput
+
+_log = logging.getLogger(__name__)
+
+# Sends one response: outputs since the last one, the error that ended the request, whether it is the last.
+Send = Callable[[list[EngineOutput], RequestError | None, bool], None]
+
+
+class _State(Enum):
+    # Nothing to send.
+    IDLE = auto()
+    # Waits for its interval to pass.
+    TIMED = auto()
+    # Waits for the thread.
+    READY = auto()
+    SENDING = auto()
+    CLOSED = auto()
+
+
+class Outbox:
+    """What one request has to send. Made by `Responder.outbox`; a `Sink` of the engine's loop.
+
+    Outputs that come while a response is on its way, or before the interval has passed, go into one response. After
+    the last one everything is ignored, so that exactly one final response is sent.
+    """
+
+    def __init__(self, responder: "Responder", send: Send, *, hold: bool, interval: float) -> None:
+        self._responder = responder
+        self.send = send
+        self.hold = hold
+        self.interval = interval
+        self.state = _State.IDLE
+        self.pending: list[EngineOutput] = []
+        self.error: RequestError | None = None
+        self.announced = False
+        self.ended = False
+        self.next_at = 0.0
+
+    def put(self, outputs: list[EngineOutput], *, last: bool) -> None:
+        """Send these outputs; `last` ends the request."""
+        self._responder.take(self, outputs, None, last)
+
+    def fail(self, error: RequestError) -> None:
+        """End the request with an error, after what is still to be sent."""
+        self._responder.take(self, [], error, True)
+
+    def announce(self) -> None:
+        """Send a response without outputs now."""
+        self._responder.take(self, [], None, False)
+
+
+class Responder:
+    """Sends the responses of all requests, in turn, on one thread.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._ready: deque[Outbox] = deque()
+        self._timed: list[tuple[float, int, Outbox]] = []
+        self._order = count()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="responder", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def outbox(self, send: Send, *, hold: bool = False, interval: float = 0.0) -> Outbox:
+        """Where a request's outputs go.
+
+        Args:
+            send: called on the responder's thread; what it raises is logged and ends nothing.
+            hold: send one response only, the last.
+            interval: seconds between responses; the first and the last do not wait.
+        """
+        return Outbox(self, send, hold=hold, interval=interval)
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End the thread after everything that is ready was sent."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def take(self, outbox: Outbox, outputs: list[EngineOutput], error: RequestError | None, last: bool) -> None:
+        """Add to what `outbox` has to send; nothing once it has ended."""
+        with self._changed:
+            if outbox.ended:
+                return
+            outbox.pending.extend(outputs)
+            outbox.error = error
+            outbox.ended = last
+            outbox.announced = outbox.announced or not (outputs or last)
+            self._schedule(outbox)
+
+    def send_next(self) -> bool:
+        """Send one response if one is due; returns whether there was one."""
+        with self._changed:
+            outbox = self._due()
+        if outbox is None:
+            return False
+        self._send(outbox)
+        return True
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                outbox = self._due()
+                while outbox is None:
+                    if self._stopping:
+                        return
+                    self._changed.wait(self._timed[0][0] - self._clock() if self._timed else None)
+                    outbox = self._due()
+            self._send(outbox)
+
+    def _schedule(self, outbox: Outbox) -> None:
+        if outbox.state not in (_State.IDLE, _State.TIMED):
+            return
+        if outbox.ended or outbox.announced or not (outbox.hold or self._clock() < outbox.next_at):
+            outbox.state = _State.READY
+            self._ready.append(outbox)
+            self._changed.notify()
+        elif not outbox.hold and outbox.state is _State.IDLE:
+            outbox.state = _State.TIMED
+            heapq.heappush(self._timed, (outbox.next_at, next(self._order), outbox))
+            self._changed.notify()
+
+    def _due(self) -> Outbox | None:
+        now = self._clock()
+        while self._timed and self._timed[0][0] <= now:
+            outbox = heapq.heappop(self._timed)[2]
+            # One that has ended meanwhile did not wait.
+            if outbox.state is _State.TIMED:
+                outbox.state = _State.READY
+                self._ready.append(outbox)
+        return self._ready.popleft() if self._ready else None
+
+    def _send(self, outbox: Outbox) -> None:
+        with self._changed:
+            outbox.state = _State.SENDING
+            outputs, outbox.pending = outbox.pending, []
+            final, error = outbox.ended, outbox.error
+            outbox.announced = False
+        try:
+            outbox.send(outputs, error, final)
+        except Exception:
+            _log.exception("a response could not be sent")
+        with self._changed:
+            outbox.state = _State.CLOSED if final else _State.IDLE
+            if outputs:
+                outbox.next_at = self._clock() + outbox.interval
+            if not final and (outbox.pending or outbox.announced or outbox.ended):
+                self._schedule(outbox)

@@ -1,0 +1,157 @@
+"""A version as a model of Triton's Python backend."""
+
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from piccard_contract.home import Service, version_owner
+from piccard_contract.live_state import LiveState
+from piccard_contract.process_lock import ProcessLock
+from piccard_contract.reports import VersionReport
+from piccard_contract.tensors import DATATYPES, OUTPUT_SPECS
+
+from deepseek_engine.version import OpenVersion, open_version
+from deepseek_engine.version_metrics import VersionMetrics
+from deepseek_engine.version_report import ReportPublisher
+from deepseek_engine.version_server import VersionServer
+
+_log = logging.getLogger(__name__)
+
+# Exit status of a process whose engine has failed (EX_SOFTWARE of sysexits.h).
+FATAL_STATUS = 70
+
+_DTYPES = {name: np.dtype(DATATYPES[spec.datatype][1]) for name, spec in OUTPUT_SPECS.items()}
+
+
+class TritonReply:
+    """The response sender of one request, as `deepseek_engine.flights.Reply`."""
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+        self._final = False
+        # The server frees what is_cancelled() asks when the final response was sent.
+        self._ending = threading.Lock()
+
+    def send(self, outputs: dict[str, list[Any]], *, final: bool) -> None:
+        """Send tensors, name -> values."""
+        response = pb_utils.InferenceResponse(output_tensors=[_tensor(name, outputs[name]) for name in outputs])
+        if not final:
+            self._sender.send(response)
+            return
+        with self._ending:
+            if self._final:
+                return
+            self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            self._final = True
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is gone."""
+        with self._ending:
+            return not self._final and bool(self._sender.is_cancelled())
+
+
+class VersionModel:
+    """The model of `<service>_llm`; one instance a version, each in a process of its own."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the version; what is raised becomes the error of the load."""
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._number = int(args["model_version"])
+        model_folder = Path(args["model_repository"])
+        self._service = Service.of_model(model_folder)
+        owner = version_owner(self._number)
+        self._lock = ProcessLock(self._service.process_lock(owner))
+        self._lock.acquire()
+        self._state = LiveState(self._service.live_state, self._service.run_folder)
+        self._report = ReportPublisher(
+            self._state.writer(owner), VersionReport(version=self._number, started_at=time.time())
+        )
+        self._report.start()
+        try:
+            version = open_version(
+                model_folder / str(self._number),
+                number=self._number,
+                home=self._service.home,
+                progress=lambda share: self._report.update(progress=share),
+            )
+            self._serve(version)
+        except BaseException as error:
+            self._report.update(phase="failed", reason=f"{type(error).__name__}: {error}"[:2000])
+            raise
+
+    def execute(self, requests: list[Any]) -> None:
+        """Take the requests; their responses come later from other threads."""
+        for request in requests:
+            reply = TritonReply(request.get_response_sender())
+            try:
+                self._server.take(_inputs(request), _parameters(request), request_id=request.request_id(), reply=reply)
+            # Whatever is raised here would leave the request hanging for ever.
+            except BaseException as error:
+                _log.exception("a request could not be taken")
+                self._server.refuse(reply, error)
+
+    def finalize(self) -> None:
+        """Called after the last request has ended."""
+        self._server.stop()
+        self._report.stop()
+        self._state.close()
+        self._lock.release()
+
+    def _serve(self, version: OpenVersion) -> None:
+        self._server = VersionServer(version, number=self._number, on_fatal=lambda: os._exit(FATAL_STATUS))
+        self._server.start()
+        self._metrics = VersionMetrics(self._service.name, self._number)
+        file = version.file
+        self._report.update(
+            phase="ready",
+            progress=1.0,
+            label=file.label,
+            runner=file.runner.value,
+            profile=file.profile.value,
+            device=version.device,
+            linked=file.linked,
+            code_hash=file.hashes.code or "",
+            tokenizer_hash=version.tokenizer.hash(),
+            template_hash=version.tokenizer.template_hash(),
+            max_model_len=version.max_model_len,
+            vocab_size=version.vocab_size,
+            **self._figures(),
+        )
+        self._report.follow(self._figures)
+
+    def _figures(self) -> dict[str, Any]:
+        stats = self._server.stats
+        self._metrics.observe(stats)
+        return {
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "free_blocks": stats.free_blocks,
+            "total_blocks": stats.total_blocks,
+            "preemptions": stats.preemptions,
+            "tokens_generated": stats.generated_tokens,
+            "bytes_per_token": self._server.bytes_per_token,
+            "samples": self._metrics.samples(),
+        }
+
+
+def _inputs(request: Any) -> dict[str, list[Any]]:
+    """The request's tensors as flat lists of plain values; copies, since the request is freed after execute."""
+    return {tensor.name(): tensor.as_numpy().reshape(-1).tolist() for tensor in request.inputs()}
+
+
+def _parameters(request: Any) -> dict[str, Any]:
+    """The request's parameters: a JSON text from the servers we know, taken as a mapping too."""
+    parameters = request.parameters()
+    return dict(parameters) if isinstance(parameters, dict) else json.loads(parameters or "{}")
+
+
+def _tensor(name: str, values: list[Any]) -> Any:
+    if _DTYPES[name].hasobject:
+        values = [value.encode() for value in values]
+    return pb_utils.Tensor(name, np.array(values, dtype=_DTYPES[name]))

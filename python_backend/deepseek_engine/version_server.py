@@ -1,0 +1,193 @@
+"""Serves one version: requests as tensors in, responses as tensors out. Knows no server; an adapter calls it."""
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+from piccard_contract.errors import ErrorCode, RequestError
+from piccard_contract.request import GenerateRequest, parse_request
+from piccard_contract.response import Choice, Response, response_outputs
+
+from deepseek_engine.engine_loop import EngineLoop
+from deepseek_engine.failures import failure_of
+from deepseek_engine.flights import Flight, Flights, Reply
+from deepseek_engine.generation import Generation
+from deepseek_engine.prompt import Prompt, PromptReader
+from deepseek_engine.request import EngineOutput, EngineStats
+from deepseek_engine.responder import Responder
+from deepseek_engine.version import OpenVersion
+
+_log = logging.getLogger(__name__)
+
+# Seconds between two looks at whether direct clients are still there.
+DISCONNECT_POLL = 0.05
+READER_THREADS = 2
+# How long the last responses of a version that dies may take.
+DEATH_SECONDS = 2.0
+
+
+class VersionServer:
+    """Takes requests of one version and answers each through its `Reply`, always and exactly to an end.
+
+    Requests are read on a small pool, generated on the engine's thread and answered on the responder's.
+
+    Args:
+        version: what serves.
+        number: told as served_version.
+        on_fatal: called when the engine has failed and its requests were answered; it is to end the process.
+    """
+
+    def __init__(self, version: OpenVersion, *, number: int, on_fatal: Callable[[], None]) -> None:
+        self._version = version
+        self._number = number
+        self._on_fatal = on_fatal
+        self._prompts = PromptReader(version.tokenizer, version.vocab_size, version.max_model_len)
+        self._loop = EngineLoop(version.backend, on_fatal=self._die, pause=version.pause)
+        self._responder = Responder()
+        self._flights = Flights()
+        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="reader")
+        self._ids = count()
+        self._stopped = threading.Event()
+        self._watch = threading.Thread(target=self._watch_clients, name="disconnects", daemon=True)
+        self._text_bytes = 0
+        self._text_tokens = 0
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._loop.start()
+        self._responder.start()
+        self._watch.start()
+
+    def stop(self) -> None:
+        """End the threads; what still runs is failed and told so."""
+        self._stopped.set()
+        self._readers.shutdown(wait=True, cancel_futures=False)
+        self._loop.stop()
+        self._responder.stop()
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's gauges and counters."""
+        return self._loop.stats
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of the prompts so far; 4 before the first."""
+        return self._text_bytes / self._text_tokens if self._text_tokens else 4.0
+
+    def take(
+        self, inputs: Mapping[str, Sequence[Any]], parameters: Mapping[str, Any], *, request_id: str, reply: Reply
+    ) -> None:
+        """Serve a request, given as `parse_request` reads it. Returns at once; what fails is told through `reply`."""
+        try:
+            self._readers.submit(self._read, inputs, parameters, request_id, reply)
+        except RuntimeError:
+            self.refuse(reply, RequestError(ErrorCode.UNAVAILABLE, "the version is being unloaded; send it again"))
+
+    def _read(
+        self, inputs: Mapping[str, Sequence[Any]], parameters: Mapping[str, Any], request_id: str, reply: Reply
+    ) -> None:
+        try:
+            request = parse_request(inputs, parameters, request_id=request_id)
+            if request.extensions.cancel is not None:
+                self._cancel(request.extensions.cancel, reply)
+            else:
+                self._begin(request, reply)
+        # A request that nobody ends would hang its client for ever.
+        except BaseException as error:
+            if not isinstance(error, RequestError):
+                _log.exception("request %s could not be read", request_id)
+            self.refuse(reply, error)
+
+    def _begin(self, request: GenerateRequest, reply: Reply) -> None:
+        prompt = self._prompts.read(request)
+        self._measure(prompt)
+        attempt = request.extensions.attempt
+        generation = Generation(
+            request,
+            prompt,
+            self._version.tokenizer,
+            id=str(next(self._ids)),
+            version=self._number,
+            cancel_token=attempt.cancel_token if attempt else f"{self._number}.{secrets.token_urlsafe(16)}",
+            direct=attempt is None,
+        )
+        engine_request = self._version.scripted(generation.engine_request(), request.extensions.script)
+        flight = Flight(generation, reply, direct=attempt is None)
+        outbox = self._responder.outbox(
+            lambda outputs, error, final: self._answer(flight, outputs, error, final),
+            hold=not request.stream,
+            interval=request.extensions.coalesce_ms / 1000,
+        )
+        if not self._flights.add(flight):
+            outbox.fail(_cancelled("by its token"))
+            return
+        if request.stream and request.extensions.announce:
+            outbox.announce()
+        self._loop.submit(engine_request, outbox)
+        if flight.cancelled:
+            # The cancel may have passed the engine before the request came to it.
+            self._loop.abort(generation.id, _cancelled("by its token"))
+
+    def _answer(self, flight: Flight, outputs: list[EngineOutput], error: RequestError | None, final: bool) -> None:
+        """Send one response of a flight; on the responder's thread."""
+        generation = flight.generation
+        if final:
+            self._flights.remove(flight)
+        try:
+            response = generation.respond(outputs, error)
+            flight.reply.send(response_outputs(response, generation.request.returns, final=final), final=final)
+        except Exception as failure:
+            _log.exception("a response of request %s could not be sent", generation.request.id)
+            if final:
+                self.refuse(flight.reply, failure)
+            else:
+                # It comes back here as the last response.
+                self._loop.abort(generation.id, failure_of(failure))
+
+    def _cancel(self, token: str, reply: Reply) -> None:
+        flight = self._flights.cancel(token)
+        if flight is not None:
+            self._loop.abort(flight.generation.id, _cancelled("by its token"))
+        response = Response([Choice()], served_version=self._number, details={"cancelled": flight is not None})
+        reply.send(response_outputs(response, frozenset(), final=True), final=True)
+
+    def refuse(self, reply: Reply, error: BaseException) -> None:
+        """End a request that has no flight (any more) with an error."""
+        response = Response([Choice()], served_version=self._number, error=failure_of(error))
+        try:
+            reply.send(response_outputs(response, frozenset({"finish_reason"}), final=True), final=True)
+        except Exception:
+            _log.exception("a request could not be ended")
+
+    def _measure(self, prompt: Prompt) -> None:
+        if prompt.text is not None:
+            self._text_bytes += len(prompt.text.encode())
+            self._text_tokens += len(prompt.ids)
+
+    def _watch_clients(self) -> None:
+        while not self._stopped.is_set():
+            for flight in self._flights.wait_direct(timeout=1.0):
+                if self._is_gone(flight):
+                    self._loop.abort(flight.generation.id, _cancelled("by its client, who is gone"))
+            self._stopped.wait(DISCONNECT_POLL)
+
+    @staticmethod
+    def _is_gone(flight: Flight) -> bool:
+        try:
+            return flight.reply.is_cancelled()
+        except Exception:
+            _log.exception("whether a client is there could not be seen")
+            return False
+
+    def _die(self, error: BaseException) -> None:
+        self._responder.stop(DEATH_SECONDS)
+        self._on_fatal()
+
+
+def _cancelled(how: str) -> RequestError:
+    return RequestError(ErrorCode.CANCELLED, f"the generation was cancelled {how}")
