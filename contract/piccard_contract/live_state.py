@@ -74,6 +74,8 @@ class LiveState:
                 raise LiveStateError(f"{path} is not a state file of this Piccard; stop the server and delete it")
             self._map = mmap.mmap(descriptor, size)
         finally:
+            # mmap keeps a duplicate of the descriptor, so that closing it alone would not end the lock.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def close(self) -> None:
