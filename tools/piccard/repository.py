@@ -11,7 +11,8 @@ from piccard_contract.version_file import VERSION_NAME, VersionFile
 from piccard.durable_file import write_durably
 from piccard.model_config import ROLLING_VERSIONS, config_text, llm_config, model_configs
 
-VERSION_MODEL_PY = '''"""A version of the model: runs its own snapshot of the engine where it has one, else the installed engine."""
+VERSION_MODEL_PY = '''\
+"""A version of the model: runs the engine of its own folder code/ where there is one, else the installed engine."""
 
 import sys
 from pathlib import Path
@@ -25,14 +26,16 @@ from deepseek_engine.server_model import VersionModel as TritonPythonModel  # no
 __all__ = ["TritonPythonModel"]
 '''
 
-ADMISSION_MODEL_PY = '''"""Admission: reads, validates and completes a request once."""
+ADMISSION_MODEL_PY = '''\
+"""Admission: reads, validates and completes a request once."""
 
 from piccard_canary.server_model import AdmissionModel as TritonPythonModel
 
 __all__ = ["TritonPythonModel"]
 '''
 
-ROUTER_MODEL_PY = '''"""The router: chooses a request's version and sends its answer on."""
+ROUTER_MODEL_PY = '''\
+"""The router: chooses a request's version and sends its answer on."""
 
 from piccard_canary.server_model import RouterModel as TritonPythonModel
 

@@ -1,0 +1,45 @@
+"""Real servers for the tests of this folder: one shared by a module, and fresh ones."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from piccard_server import RunningServer, make_scripted_home
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with scripted versions 1 (stable) and 2 (canary at 10 %), shared by a module's tests.
+
+    Tests that change policy, state or processes take `fresh_server`.
+    """
+    service = make_scripted_home(tmp_path_factory.mktemp("home"))
+    running = RunningServer(service.home)
+    try:
+        yield running.wait_ready()
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def fresh_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
+    """Makes a server of its own: `fresh_server(versions=2, options=(), **policy)`; it is ended after the test."""
+    made: list[RunningServer] = []
+
+    def make(versions: int = 2, options: tuple[str, ...] = (), **policy: Any) -> RunningServer:
+        service = make_scripted_home(tmp_path / f"home{len(made)}", versions, **policy)
+        running = RunningServer(service.home, *options)
+        made.append(running)
+        return running.wait_ready()
+
+    yield make
+    for running in made:
+        running.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder runs a real server."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.server)

@@ -1,0 +1,202 @@
+"""A real server for tests: a home with scripted versions and `piccard serve` over it, on free ports."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+from piccard.home_init import init_home
+from piccard.keys import admin_key_path, read_secret
+from piccard.policy_store import update_policy
+from piccard.shared_memory import home_prefix, regions
+from piccard.state_store import StateStore
+from piccard.triton_control import TritonControl
+from piccard_contract.home import Service, version_owner
+from piccard_contract.lifecycle import ServiceState
+from piccard_contract.live_state import LiveState, Section
+from piccard_contract.version_file import Profile, Runner, VersionFile
+
+Answer = TypeVar("Answer")
+
+
+def scripted_version(label: str, profile: Profile = Profile.BALANCED) -> VersionFile:
+    """A version that plays what `extensions.script` says."""
+    return VersionFile(label=label, checkpoint="scripted", runner=Runner.SCRIPTED, profile=profile, linked=True)
+
+
+def make_scripted_home(folder: Path, versions: int = 2, **policy: Any) -> Service:
+    """A home with scripted versions 1 (stable), 2 (canary at 10 %) and on; `policy` sets keys of policy.yaml."""
+    init_home(folder, {number: scripted_version(f"v1.{number - 1}.0") for number in range(1, versions + 1)})
+    service = Service(folder)
+    if policy:
+        update_policy(service, **policy)
+    return service
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that are free now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [opened.getsockname()[1] for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports
+
+
+def wait_for(look: Callable[[], Answer | None], timeout: float, what: str) -> Answer:
+    """The first true answer of `look`; fails the test after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if answer := look():
+            return answer
+        time.sleep(0.02)
+    raise AssertionError(f"after {timeout} s still waiting for {what}")
+
+
+class RunningServer:
+    """`piccard serve` of one home.
+
+    Attributes:
+        http, grpc, metrics, health: addresses as host:port.
+        process: the supervisor.
+        output: file with what it printed.
+    """
+
+    def __init__(self, home: Path, *options: str) -> None:
+        self.home = home
+        self.service = Service(home)
+        ports = free_ports(4)
+        self.http, self.grpc, self.metrics, self.health = (f"127.0.0.1:{port}" for port in ports)
+        names = ("--http-port", "--grpc-port", "--metrics-port", "--health-port")
+        arguments = [f"{name}={port}" for name, port in zip(names, ports, strict=True)]
+        self.output = home / "serve.out"
+        with open(self.output, "ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "piccard", "serve", f"--home={home}", *arguments, *options],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        self.ports = ports
+
+    def wait_ready(self, timeout: float = 90.0) -> "RunningServer":
+        """Wait until /readyz says yes and every version that state.json wants is loaded."""
+        wait_for(self._ready_or_over, timeout, f"the server; it printed:\n{self.printed()}")
+        return self
+
+    def _ready_or_over(self) -> bool:
+        if self.process.poll() is not None:
+            raise AssertionError(f"piccard serve ended ({self.process.returncode}):\n{self.printed()}")
+        return self.get("readyz")[0] == 200 and self.loaded_all()
+
+    def loaded_all(self) -> bool:
+        """Whether every version that is not failed or retired has its process, ready for requests."""
+        return all(self.version_ready(number) for number in self.state().loaded())
+
+    def version_ready(self, version: int) -> bool:
+        section = self.section(version_owner(version))
+        return section is not None and section.alive and section.data.get("phase") == "ready"
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """Status and JSON of the supervisor's /livez or /readyz; status 0 where nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://{self.health}/{path}", timeout=20) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+        except OSError:
+            return 0, None
+
+    def metrics_text(self) -> str:
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=20) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    def printed(self) -> str:
+        return self.output.read_text(encoding="utf-8", errors="replace")
+
+    def state(self) -> ServiceState:
+        return StateStore(self.service).read()
+
+    def section(self, owner: str) -> Section | None:
+        """What a process of the service published last."""
+        if not self.service.live_state.exists():
+            return None
+        live = LiveState(self.service.live_state, self.service.run_folder)
+        try:
+            return live.read(owner)
+        finally:
+            live.close()
+
+    def pid(self, owner: str) -> int:
+        """The process id of version-2, router, admission, ..."""
+        section = self.section(owner)
+        assert section is not None, f"{owner} never published"
+        assert section.alive, f"{owner} is dead"
+        return section.pid
+
+    def control(self) -> TritonControl:
+        return TritonControl(self.grpc, read_secret(admin_key_path(self.home)))
+
+    def piccard(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run the command against this home."""
+        return run_piccard(self.home, *arguments, check=check)
+
+    def stop(self, timeout: float = 60.0, number: int = signal.SIGTERM) -> int:
+        """End it as a user would, and fail where anything is left.
+
+        Returns:
+            its exit code.
+        """
+        started = [self.process.pid]
+        with suppress(psutil.NoSuchProcess):
+            started += [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            for pid in started:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.wait()
+            raise AssertionError(f"piccard serve did not end within {timeout} s:\n{self.printed()}") from None
+        assert not [pid for pid in started[1:] if _runs(pid)], "processes are left"
+        assert not regions(home_prefix(self.home)), "shared memory is left"
+        assert not [port for port in self.ports if _listens(port)], "ports are left open"
+        return code
+
+
+def run_piccard(home: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run the piccard command against a home; with check, an exit code other than 0 fails the test."""
+    result = subprocess.run(
+        [sys.executable, "-m", "piccard", *arguments, f"--home={home}"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    if check:
+        assert result.returncode == 0, f"piccard {' '.join(arguments)}:\n{result.stdout}{result.stderr}"
+    return result
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

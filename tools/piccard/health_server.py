@@ -1,0 +1,76 @@
+"""/livez and /readyz of the supervisor: Triton's own health answers 200 for a model whose process is dead."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Health = tuple[bool, dict[str, Any]]
+
+
+class HealthServer:
+    """Answers GET /livez and /readyz with 200 or 503 and a JSON body.
+
+    Args:
+        host, port: where it listens.
+        live: whether the server's process runs.
+        ready: whether stable generates a token in time; asked at most once in `keep` seconds.
+    """
+
+    def __init__(
+        self, host: str, port: int, live: Callable[[], Health], ready: Callable[[], Health], keep: float = 1.0
+    ) -> None:
+        answers: dict[str, Callable[[], Health]] = {"/livez": live, "/readyz": _Cached(ready, keep)}
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                answer = answers.get(self.path.split("?")[0])
+                if answer is None:
+                    self._send(404, {"error": "there are /livez and /readyz"})
+                    return
+                good, body = answer()
+                self._send(200 if good else 503, body)
+
+            def _send(self, status: int, body: dict[str, Any]) -> None:
+                payload = json.dumps(body).encode() + b"\n"
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(payload)))
+                self.end_headers()
+                self.wfile.write(payload)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                # Probes come every few seconds; they are no news.
+                pass
+
+        self._server = ThreadingHTTPServer((host, port), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="health", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Cached:
+    """One answer for all who ask within `keep` seconds, so that probes cannot load the server."""
+
+    def __init__(self, ask: Callable[[], Health], keep: float) -> None:
+        self._ask = ask
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._answer: Health = (False, {})
+        self._time = float("-inf")
+
+    def __call__(self) -> Health:
+        with self._lock:
+            if time.monotonic() - self._time > self._keep:
+                self._answer = self._ask()
+                self._time = time.monotonic()
+            return self._answer

@@ -1,0 +1,136 @@
+"""Asks a version for tokens: golden prompts after a load, and one token for /readyz."""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from piccard_contract.home import Service
+
+from piccard.errors import OperationError
+
+GOLDEN_PROMPTS = (
+    "def fibonacci(n):\n",
+    "The deepest point of the sea is",
+    "深海の底には何がありますか。",
+)
+GOLDEN_TOKENS = 8
+
+
+class ProbeError(OperationError):
+    """A version did not answer as a good one does."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a generation gave."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    status: dict[str, Any] = field(default_factory=dict)
+    served_version: int | None = None
+
+
+def probe_version(address: str, service: Service, version: int, timeout: float) -> None:
+    """Give a version the golden prompts, greedily and each twice.
+
+    Args:
+        address: host:port of the server's gRPC.
+        timeout: seconds for each answer.
+
+    Raises:
+        ProbeError: an answer fails, is empty, or differs from the first time.
+    """
+    for prompt in GOLDEN_PROMPTS:
+        first, second = (
+            generate_once(address, service.llm, prompt, GOLDEN_TOKENS, timeout, version=version) for _ in range(2)
+        )
+        for answer in (first, second):
+            if answer.status.get("code") != "OK":
+                told = answer.status.get("message") or "it ended without a status"
+                raise ProbeError(f"probe {prompt!r} failed: {told}")
+            if not answer.token_ids:
+                raise ProbeError(f"probe {prompt!r} gave no token")
+        if first.token_ids != second.token_ids:
+            raise ProbeError(f"probe {prompt!r} gave other tokens the second time, at temperature 0")
+
+
+def generate_once(
+    address: str,
+    model: str,
+    prompt: str,
+    max_tokens: int,
+    timeout: float,
+    *,
+    version: int | None = None,
+    parameters: Mapping[str, str] | None = None,
+) -> Answer:
+    """One greedy generation over a gRPC stream.
+
+    Raises:
+        ProbeError: the server refuses it, or it is not over in `timeout` seconds.
+    """
+    import tritonclient.grpc
+
+    answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    client = tritonclient.grpc.InferenceServerClient(address)
+    answer = Answer()
+    try:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer(
+            model,
+            _inputs(prompt, max_tokens),
+            model_version="" if version is None else str(version),
+            enable_empty_final_response=True,
+            parameters=dict(parameters or {}),
+        )
+        deadline = time.monotonic() + timeout
+        while _take(answer, *_next(answers, deadline, timeout)):
+            pass
+    finally:
+        client.stop_stream(cancel_requests=True)
+        client.close()
+    return answer
+
+
+def _inputs(prompt: str, max_tokens: int) -> list[Any]:
+    import numpy as np
+    import tritonclient.grpc
+
+    sampling = json.dumps({"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True})
+    inputs = []
+    for name, datatype, value in (
+        ("text_input", "BYTES", np.array([prompt.encode()], dtype=object)),
+        ("stream", "BOOL", np.array([True])),
+        ("sampling_parameters", "BYTES", np.array([sampling.encode()], dtype=object)),
+    ):
+        tensor = tritonclient.grpc.InferInput(name, [1], datatype)
+        tensor.set_data_from_numpy(value)
+        inputs.append(tensor)
+    return inputs
+
+
+def _next(answers: queue.SimpleQueue[tuple[Any, Any]], deadline: float, timeout: float) -> tuple[Any, Any]:
+    try:
+        return answers.get(timeout=max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        raise ProbeError(f"no complete answer within {timeout:g} s") from None
+
+
+def _take(answer: Answer, result: Any, error: Any) -> bool:
+    """Add a response to `answer`; whether more will come."""
+    if error is not None:
+        raise ProbeError(error.message() or str(error))
+    if (text := result.as_numpy("text_output")) is not None:
+        answer.text += text[0].decode("utf-8")
+    if (tokens := result.as_numpy("token_ids")) is not None:
+        answer.token_ids += [int(token) for token in tokens]
+    if (status := result.as_numpy("status")) is not None:
+        answer.status = json.loads(status[0])
+    if (version := result.as_numpy("served_version")) is not None:
+        answer.served_version = int(version[0])
+    return not result.get_response().parameters["triton_final_response"].bool_param

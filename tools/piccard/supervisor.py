@@ -1,0 +1,417 @@
+"""`piccard serve`: one tritonserver in the foreground, its versions loaded one by one, what dies revived."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from piccard_contract.home import Service, version_owner
+from piccard_contract.lifecycle import VersionState
+from piccard_contract.live_state import LiveState, SectionWriter
+from piccard_contract.process_lock import AlreadyHeldError, ProcessLock, is_held
+from piccard_contract.reports import SupervisorReport
+
+from piccard.errors import OperationError
+from piccard.health_server import Health, HealthServer
+from piccard.keys import admin_key_path, make_secret, read_secret
+from piccard.pin import set_pin
+from piccard.policy_store import load_policy
+from piccard.prerequisites import problems
+from piccard.probe import generate_once
+from piccard.repository import compile_models
+from piccard.server_process import ServerProcess
+from piccard.server_settings import ServerSettings, header_pattern, server_arguments
+from piccard.shared_memory import dead_regions, remove_regions, server_prefix
+from piccard.state_store import StateStore, services_of
+from piccard.triton_binary import TritonInstall, find_triton, prepare_backends, server_environment
+from piccard.triton_control import TritonControl
+from piccard.version_loading import add_version, drop_failed, load_version, move, revive_version, roll
+
+OWNER = "supervisor"
+TICK = 0.1
+PUBLISH_EVERY = 0.5
+READY_TIMEOUT = 10.0
+LONGEST_BACKOFF = 60.0
+
+# States in which a version was already good when the last server ended.
+_PROVEN = (VersionState.READY, VersionState.CANARY, VersionState.PREVIOUS)
+_UNPROVEN = (VersionState.STAGED, VersionState.LOADING, VersionState.PROBING)
+
+Tell = Callable[[str], None]
+
+
+class Supervisor:
+    """Runs the server of a home until it is told to end.
+
+    Args:
+        home: made by `piccard init`.
+        settings: addresses and limits.
+        tell: takes each line for people.
+    """
+
+    def __init__(self, home: Path, settings: ServerSettings, tell: Tell) -> None:
+        self.home = home.absolute()
+        self.settings = settings
+        self._tell = tell
+        self._ending = threading.Event()
+        self._locks: list[ProcessLock] = []
+        self._sections: list[tuple[LiveState, SectionWriter]] = []
+        self._services: list[Service] = []
+        self._phase = "starting"
+        self._started_at = time.time()
+        self._revivals: dict[str, int] = {}
+        self._watch: _Watch | None = None
+        self._server: ServerProcess | None = None
+        self._control: TritonControl | None = None
+
+    def end(self) -> None:
+        """Have `run` end the server in order; safe in a signal handler and from any thread."""
+        self._ending.set()
+
+    def run(self) -> int:
+        """Start, serve until `end` or a signal, and end.
+
+        Returns:
+            0 where it was told to end, 1 where the server ended by itself.
+
+        Raises:
+            OperationError: something is missing; the server was not started.
+        """
+        install = self._check()
+        self._adopt(services_of(self.home))
+        health = HealthServer(self.settings.host, self.settings.health_port, self._live, self._ready)
+        try:
+            self._server = self._make_server(install)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: self.end())
+            self._tell(f"starting {install.binary}")
+            self._server.start()
+            health.start()
+            return self._serve()
+        finally:
+            self._end(health)
+
+    def _check(self) -> TritonInstall:
+        services = services_of(self.home)
+        if not services:
+            raise OperationError(f"{self.home} holds no service; run `piccard init {self.home}`")
+        running = next((service for service in services if is_held(service.process_lock(OWNER))), None)
+        if running is not None:
+            raise OperationError(f"a server of {self.home} runs already; see `piccard status`, or end it first")
+        install = find_triton()
+        processes = sum(3 + len(StateStore(service).read().loaded()) for service in services)
+        found = problems(install, self.settings, self.home, processes)
+        if found:
+            raise OperationError("\n".join(found))
+        for service in services:
+            load_policy(service)
+        assert install is not None
+        return install
+
+    def _make_server(self, install: TritonInstall) -> ServerProcess:
+        folder = self.home / "server"
+        working = folder / "empty"
+        working.mkdir(parents=True, exist_ok=True)
+        remove_regions(dead_regions(self.home))
+        names: set[str] = set()
+        for service in self._services:
+            compile_models(service)
+            for model in service.models:
+                set_pin(service.repository / model)
+            policy = load_policy(service)
+            names |= {policy.header, *policy.sticky_keys}
+        make_secret(self._services[0].gateway_secret)
+        prefix = server_prefix(self.home, os.getpid())
+        arguments = server_arguments(
+            self.settings,
+            self._services,
+            repository=self.home / "model_repository",
+            backends=prepare_backends(install, folder),
+            region_prefix=prefix,
+            admin_key=read_secret(admin_key_path(self.home)),
+            headers=header_pattern(names),
+        )
+        log = self.home / "state" / "logs" / "tritonserver.log"
+        return ServerProcess([str(install.binary), *arguments], server_environment(install), working, log, prefix)
+
+    def _adopt(self, services: list[Service]) -> None:
+        """Take the supervisor's place in services that are new to it."""
+        for service in services:
+            if service in self._services:
+                continue
+            lock = ProcessLock(service.process_lock(OWNER))
+            try:
+                lock.acquire()
+            except AlreadyHeldError as error:
+                raise OperationError(f"a server of {self.home} runs already ({error})") from error
+            self._locks.append(lock)
+            state = LiveState(service.live_state, service.run_folder)
+            self._sections.append((state, state.writer(OWNER)))
+            self._services.append(service)
+        self._publish()
+
+    def _serve(self) -> int:
+        assert self._server is not None
+        self._control = TritonControl(self._address("grpc"), read_secret(admin_key_path(self.home)))
+        # Triton opens its ports only when what it loads at the start is loaded, however long that takes.
+        while not self._control.live():
+            if self._ending.wait(TICK) or not self._server.running:
+                return self._outcome()
+            self._publish()
+        self._watch = _Watch(self._control, self._tell, self._revivals, self._ending)
+        loader = threading.Thread(target=self._load, name="loader", daemon=True)
+        loader.start()
+        published = 0.0
+        while not self._ending.wait(TICK):
+            if not self._server.running:
+                return self._outcome()
+            self._watch.look(self._services)
+            if time.monotonic() - published >= PUBLISH_EVERY:
+                self._adopt([service for service in services_of(self.home) if service not in self._services])
+                published = time.monotonic()
+        return self._outcome()
+
+    def _outcome(self) -> int:
+        assert self._server is not None
+        if self._ending.is_set():
+            return 0
+        log = self.home / "state" / "logs" / "tritonserver.log"
+        self._tell(f"tritonserver ended by itself (exit code {self._server.exit_code}); the last of {log}:")
+        for line in _tail(log, 8):
+            self._tell(f"  {line}")
+        return 1
+
+    def _load(self) -> None:
+        """Bring up what the server did not load by itself; the first thing that people are told is stable's answer."""
+        for service in list(self._services):
+            self._start_stable(service)
+        for service in list(self._services):
+            for version in self._missing(service):
+                if self._ending.is_set():
+                    return
+                self._start_version(service, version)
+        self._phase = "serving"
+
+    def _start_stable(self, service: Service) -> None:
+        assert self._control is not None
+        store = StateStore(service)
+        state = store.read()
+        if state.stable is None or self._ending.is_set():
+            return
+        entries = [entry for entry in self._control.index() if entry.model == service.llm]
+        entry = next((entry for entry in entries if entry.version == state.stable), None)
+        if entry is None or not entry.ready:
+            reason = (entry.reason if entry else "") or "the server does not know it; see its log"
+            self._fail(service, state.stable, reason)
+            return
+        if state.versions[state.stable].state is VersionState.FAILED:
+            self._start_version(service, state.stable)
+        ready, body = self._ready_service(service, timeout=60.0)
+        if ready:
+            self._tell_endpoints(service, state.stable)
+        else:
+            self._tell(f"{service.name}: stable (version {state.stable}) does not answer: {body['reason']}")
+
+    def _missing(self, service: Service) -> list[int]:
+        state = StateStore(service).read()
+        roles = {state.canary, state.previous}
+        return [
+            number
+            for number, record in sorted(state.versions.items(), key=lambda item: (item[0] not in roles, item[0]))
+            if number != state.stable
+            and (record.state in _PROVEN + _UNPROVEN or (record.state is VersionState.FAILED and number in roles))
+        ]
+
+    def _start_version(self, service: Service, version: int) -> None:
+        assert self._control is not None
+        record = StateStore(service).read().versions[version]
+        try:
+            if record.state in _PROVEN:
+                add_version(self._control, service, version)
+            else:
+                load_version(self._control, service, version, self._tell)
+        except OperationError as error:
+            drop_failed(self._control, service, version)
+            self._fail(service, version, str(error))
+        else:
+            self._tell(f"{service.name}: version {version} ({record.label}) is loaded")
+
+    def _fail(self, service: Service, version: int, reason: str) -> None:
+        move(StateStore(service), version, VersionState.FAILED, reason)
+        self._tell(f"{service.name}: version {version} failed: {reason}")
+
+    def _live(self) -> Health:
+        running = self._server is not None and self._server.running
+        return running, {"live": running, "phase": self._phase}
+
+    def _ready(self) -> Health:
+        answers = {service.name: self._ready_service(service, READY_TIMEOUT) for service in list(self._services)}
+        ready = all(good for good, _ in answers.values()) and not self._ending.is_set()
+        return ready, {"ready": ready, "services": {name: body for name, (_, body) in answers.items()}}
+
+    def _ready_service(self, service: Service, timeout: float) -> Health:
+        """Whether the service's public model gives a token of stable within `timeout` seconds."""
+        header = {load_policy(service).header.lower(): "false"}
+        started = time.monotonic()
+        try:
+            answer = generate_once(self._address("grpc"), service.ensemble, "Hello", 1, timeout, parameters=header)
+        except OperationError as error:
+            return False, {"ready": False, "reason": str(error)}
+        return True, {"ready": True, "version": answer.served_version, "seconds": time.monotonic() - started}
+
+    def _publish(self) -> None:
+        report = SupervisorReport(
+            http=self._address("http"),
+            grpc=self._address("grpc"),
+            metrics=self._address("metrics"),
+            server_pid=self._server.pid if self._server else 0,
+            revivals=dict(self._revivals),
+            details={
+                "health": self._address("health"),
+                "phase": self._phase,
+                "pid": os.getpid(),
+                "started_at": self._started_at,
+                "services": [service.name for service in self._services],
+            },
+        ).model_dump(mode="json")
+        for _, section in self._sections:
+            section.publish(report)
+
+    def _address(self, name: str) -> str:
+        port: int = getattr(self.settings, f"{name}_port")
+        host = self.settings.local_host
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _tell_endpoints(self, service: Service, stable: int) -> None:
+        http, grpc = self._address("http"), self._address("grpc")
+        self._tell(
+            ENDPOINTS.format(
+                service=service.name,
+                stable=stable,
+                http=http,
+                grpc=grpc,
+                metrics=self._address("metrics"),
+                health=self._address("health"),
+            )
+        )
+
+    def _end(self, health: HealthServer) -> None:
+        self._phase = "stopping"
+        self._ending.set()
+        if self._server is not None and self._server.running:
+            self._tell(f"ending: streams in flight get {self.settings.exit_timeout} s")
+            stopper = threading.Thread(target=self._server.stop, args=(self.settings.exit_timeout + 15,))
+            stopper.start()
+            while stopper.is_alive():
+                self._publish()
+                stopper.join(PUBLISH_EVERY)
+        elif self._server is not None:
+            self._server.stop(0)
+        health.stop()
+        if self._control is not None:
+            self._control.close()
+        for state, _ in self._sections:
+            state.close()
+        for lock in self._locks:
+            lock.release()
+
+
+class _Watch:
+    """Notices processes that died and starts them again, each in a thread of its own.
+
+    A process is known by the lock that it holds while it lives; one whose lock was never seen held is still starting.
+    """
+
+    def __init__(self, control: TritonControl, tell: Tell, revivals: dict[str, int], ending: threading.Event) -> None:
+        self._control = control
+        self._tell = tell
+        self._revivals = revivals
+        self._ending = ending
+        self._seen: set[tuple[str, str, int]] = set()
+        self._busy: set[tuple[str, str, int]] = set()
+        self._not_before: dict[tuple[str, str, int], float] = {}
+
+    def look(self, services: list[Service]) -> None:
+        """One look at all processes of `services`."""
+        for service in services:
+            for model, version, owner in _processes(service):
+                key = (service.name, model, version)
+                if is_held(service.process_lock(owner)):
+                    self._seen.add(key)
+                elif key in self._seen and key not in self._busy and time.monotonic() >= self._not_before.get(key, 0):
+                    self._busy.add(key)
+                    threading.Thread(target=self._revive, args=(service, *key[1:], owner), daemon=True).start()
+
+    def _revive(self, service: Service, model: str, version: int, owner: str) -> None:
+        key = (service.name, model, version)
+        try:
+            if self._ending.is_set() or version not in self._control.ready_versions(model):
+                # Dropped on purpose.
+                self._seen.discard(key)
+                return
+            self._tell(f"{service.name}: the process of {owner} died; starting it again")
+            count = self._revivals[f"{service.name}/{owner}"] = self._revivals.get(f"{service.name}/{owner}", 0) + 1
+            self._not_before[key] = time.monotonic() + min(LONGEST_BACKOFF, 0.5 * 2**count)
+            if model == service.llm:
+                revive_version(self._control, service, version)
+            else:
+                roll(self._control, service, model)
+                self._seen.discard(key)
+            self._tell(f"{service.name}: {owner} is back")
+        except OperationError as error:
+            if not self._ending.is_set():
+                self._tell(f"{service.name}: {owner} cannot be started again: {error}")
+        finally:
+            self._busy.discard(key)
+
+
+def _processes(service: Service) -> list[tuple[str, int, str]]:
+    """(model, version, owner) of every process that `service` may have."""
+    found = [(service.llm, number, version_owner(number)) for number in StateStore(service).read().loaded()]
+    for model, name in (
+        (service.admission, "admission"),
+        (service.router, "router"),
+        (service.router_unary, "router_unary"),
+    ):
+        found += [(model, 1, name), (model, 2, f"{name}.2")]
+    return found
+
+
+def _tail(path: Path, count: int) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+    except OSError:
+        return []
+
+
+ENDPOINTS = """
+{service}: stable is version {stable}, and it answers
+  gRPC     {grpc}
+  HTTP     http://{http}
+  metrics  http://{metrics}/metrics
+  health   http://{health}/readyz
+
+  curl -sN http://{http}/v2/models/{service}/generate_stream \\
+    -d '{{"text_input": "def fibonacci(n):", "stream": true, "max_tokens": 64, "temperature": 0}}'
+
+  python -c '
+import numpy, tritonclient.http as triton
+text = triton.InferInput("text_input", [1], "BYTES")
+text.set_data_from_numpy(numpy.array(["def fibonacci(n):"], dtype=object))
+answer = triton.InferenceServerClient("{http}").infer("{service}_unary", [text])
+print(answer.as_numpy("text_output")[0].decode())'
+"""
+
+
+def print_line(line: str) -> None:
+    """Print a line at once, also into a pipe; nobody listening is no reason to end a server."""
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except (BrokenPipeError, ValueError):
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115

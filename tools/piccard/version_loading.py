@@ -1,0 +1,118 @@
+"""Loads a version into a running server and keeps its state true."""
+
+from collections.abc import Callable
+
+from piccard_contract.home import Service, version_owner
+from piccard_contract.lifecycle import ServiceState, VersionState
+from piccard_contract.process_lock import is_held
+
+from piccard.errors import OperationError
+from piccard.probe import probe_version
+from piccard.state_store import StateStore, control_lock
+from piccard.triton_control import TritonControl
+
+# Seconds for each golden prompt.
+PROBE_TIMEOUT = 120.0
+
+Tell = Callable[[str], None]
+
+
+def load_version(control: TritonControl, service: Service, version: int, tell: Tell) -> None:
+    """Load `version` beside those that run, probe it, and give it its role: staged -> loading -> probing -> ready.
+
+    Raises:
+        OperationError: it cannot be loaded or fails its probe; it is marked failed with the reason, and what ran
+            before still does.
+    """
+    store = StateStore(service)
+    move(store, version, VersionState.LOADING)
+    try:
+        tell(f"loading version {version}")
+        add_version(control, service, version)
+        move(store, version, VersionState.PROBING)
+        tell(f"probing version {version}")
+        probe_version(control.address, service, version, PROBE_TIMEOUT)
+    except OperationError as error:
+        drop_failed(control, service, version)
+        move(store, version, VersionState.FAILED, str(error))
+        raise
+    move(store, version, VersionState.READY)
+    with store.change() as state:
+        take_role(state, version)
+
+
+def add_version(control: TritonControl, service: Service, version: int) -> None:
+    """Have the server load `version` beside those it has."""
+    with control_lock(service, service.llm):
+        control.set_versions(service, service.llm, {*control.ready_versions(service.llm), version})
+
+
+def drop_version(control: TritonControl, service: Service, version: int) -> None:
+    """Have the server let go of `version`: new requests do not reach it, its streams finish.
+
+    The last version of a model cannot be dropped by an override, so then the model is unloaded.
+    """
+    with control_lock(service, service.llm):
+        rest = set(control.ready_versions(service.llm)) - {version}
+        if rest:
+            control.set_versions(service, service.llm, rest)
+        else:
+            control.unload(service.llm)
+
+
+def drop_failed(control: TritonControl, service: Service, version: int) -> None:
+    """Drop a version that failed, where the server has it at all."""
+    if version in control.ready_versions(service.llm):
+        drop_version(control, service, version)
+
+
+def revive_version(control: TritonControl, service: Service, version: int) -> None:
+    """Start a version again whose process died: loading the same set again would not.
+
+    Beside another version it is dropped and added; the only one is unloaded and loaded.
+    """
+    with control_lock(service, service.llm):
+        # Somebody else may have done it while this waited for the lock.
+        ready = set(control.ready_versions(service.llm))
+        if version not in ready or is_held(service.process_lock(version_owner(version))):
+            return
+        rest = ready - {version}
+        if rest:
+            control.set_versions(service, service.llm, rest)
+        else:
+            control.unload(service.llm)
+            control.wait_unloaded(service.llm, timeout=10.0)
+        control.set_versions(service, service.llm, {*rest, version})
+
+
+def roll(control: TritonControl, service: Service, model: str) -> int:
+    """Start admission or a router again under its other number, without a gap; returns that number."""
+    with control_lock(service, model):
+        current = max(control.ready_versions(model), default=2)
+        other = 1 if current == 2 else 2
+        control.set_versions(service, model, {current, other})
+        control.set_versions(service, model, {other})
+        return other
+
+
+def move(store: StateStore, version: int, to: VersionState, reason: str = "") -> None:
+    """Move a version in state.json."""
+    with store.change() as state:
+        state.move(version, to, reason)
+
+
+def take_role(state: ServiceState, version: int) -> None:
+    """Give a version that became ready the role that the state names for it."""
+    role = role_of(state, version)
+    if role is not None:
+        state.move(version, role)
+
+
+def role_of(state: ServiceState, version: int) -> VersionState | None:
+    """stable, canary or previous, as the state names it; None for a version without a role."""
+    roles = {
+        state.stable: VersionState.STABLE,
+        state.canary: VersionState.CANARY,
+        state.previous: VersionState.PREVIOUS,
+    }
+    return roles.get(version)
