@@ -79,7 +79,14 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "piccard_request_seconds", "histogram", ("service", "version"), "Whole requests.", "router", LATENCY_BUCKETS
     ),
-    MetricSpec("piccard_in_flight", "gauge", ("service", "version"), "Requests in flight.", "router"),
+    MetricSpec("piccard_in_flight", "gauge", ("service", "version"), "Calls of a version in flight.", "router"),
+    MetricSpec(
+        "piccard_blocked_attempts",
+        "gauge",
+        ("service", "version"),
+        "Calls that were given up and whose thread still waits for a dead or stuck version.",
+        "router",
+    ),
     MetricSpec(
         "piccard_refusals_total", "counter", ("service", "code"), "Requests that admission refused.", "admission"
     ),

@@ -1,0 +1,63 @@
+"""Reads, validates and admits a request, once and never on the token path."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from piccard_contract.errors import ErrorCode, RequestError
+from piccard_contract.policy import Policy
+from piccard_contract.request import GenerateRequest, parse_request
+
+from piccard_canary.claims import ClaimsCheck
+from piccard_canary.counters import Counters
+
+
+class Admission:
+    """Turns a client's tensors into the JSON that routers read.
+
+    Args:
+        policy: the policy of a request that comes now; it names the headers.
+    """
+
+    def __init__(self, policy: Callable[[], Policy], claims: ClaimsCheck, counters: Counters) -> None:
+        self._policy = policy
+        self._claims = claims
+        self._counters = counters
+
+    def admit(self, inputs: Mapping[str, Sequence[Any]], parameters: Mapping[str, Any], request_id: str) -> str:
+        """The admitted request as JSON of `GenerateRequest`.
+
+        Args:
+            inputs: tensor name -> its values, flat.
+            parameters: of the request, forwarded headers among them.
+            request_id: where the client sent none of its own.
+
+        Raises:
+            RequestError: what the client has to change. It has been counted.
+        """
+        try:
+            return self._read(inputs, parameters, request_id).model_dump_json(exclude_defaults=True)
+        except RequestError as error:
+            self._counters.count("piccard_refusals_total", code=error.code.value)
+            raise
+        except Exception:
+            self._counters.count("piccard_refusals_total", code=ErrorCode.INTERNAL.value)
+            raise
+
+    def _read(
+        self, inputs: Mapping[str, Sequence[Any]], parameters: Mapping[str, Any], request_id: str
+    ) -> GenerateRequest:
+        policy = self._policy()
+        request = parse_request(
+            inputs,
+            parameters,
+            request_id=request_id,
+            canary_header=policy.header,
+            sticky_keys=policy.sticky_keys,
+        )
+        if request.extensions.attempt is not None:
+            raise RequestError(ErrorCode.INVALID_VALUE, "extensions.attempt is set by the router; leave it out")
+        claims = request.extensions.gateway
+        if claims is None or self._claims.believed(claims) is not None:
+            return request
+        self._counters.count("piccard_unsigned_claims_total")
+        return request.model_copy(update={"extensions": request.extensions.model_copy(update={"gateway": None})})

@@ -1,0 +1,37 @@
+"""Tenant and priority: believed only where the gateway of this start signed them."""
+
+import threading
+from pathlib import Path
+
+from piccard_contract.request import GatewayClaims
+
+from piccard_canary.file_watch import FileWatch
+
+
+class ClaimsCheck:
+    """Knows the gateway's secret, a file that each start of the gateway writes anew.
+
+    Args:
+        secret_file: its path; without the file no claim is believed.
+    """
+
+    def __init__(self, secret_file: Path) -> None:
+        self._watch = FileWatch(secret_file)
+        self._secret = b""
+        self._lock = threading.Lock()
+
+    def believed(self, claims: GatewayClaims | None) -> GatewayClaims | None:
+        """The claims where their signature is right, else None."""
+        if claims is None:
+            return None
+        with self._lock:
+            if self._watch.changed():
+                self._secret = self._read()
+            secret = self._secret
+        return claims if secret and claims.signed_by(secret) else None
+
+    def _read(self) -> bytes:
+        try:
+            return self._watch.path.read_bytes().strip()
+        except OSError:
+            return b""

@@ -1,0 +1,216 @@
+"""Takes admitted requests, one a thread, and brings each to its end."""
+
+import secrets
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from piccard_contract.errors import ErrorCode, RequestError
+from piccard_contract.lifecycle import now as time_of_day
+from piccard_contract.policy import Policy
+from piccard_contract.request import GenerateRequest
+from piccard_contract.response import Choice, Response
+from pydantic import ValidationError
+
+from piccard_canary.cancel import token_version
+from piccard_canary.claims import ClaimsCheck
+from piccard_canary.counters import NO_VERSION
+from piccard_canary.decision import decide
+from piccard_canary.delivery import Delivery, Streamed, Whole
+from piccard_canary.protocols import Sender
+from piccard_canary.request_log import RequestLine
+from piccard_canary.stream import Stream, Surroundings
+
+# Requests in flight at most, one thread each; threads that hang on dead versions count too.
+MAX_STREAMS = 2048
+
+# Seconds that a cancel for another process's stream may take.
+CANCEL_TIMEOUT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """How a router answers.
+
+    Attributes:
+        streams: whether a request may be answered by several responses.
+    """
+
+    streams: bool
+    max_streams: int = MAX_STREAMS
+
+
+class Router:
+    """The streams of one process.
+
+    Args:
+        policy: the policy of a request that starts now.
+        wake: called when a stream begins.
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        *,
+        policy: Callable[[], Policy],
+        claims: ClaimsCheck,
+        settings: RouterSettings,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._around = around
+        self._policy = policy
+        self._claims = claims
+        self._settings = settings
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._streams: set[Stream] = set()
+        self._by_token: dict[str, Stream] = {}
+        self._random = Random(secrets.randbits(128))
+
+    def streams(self) -> list[Stream]:
+        """Those in flight."""
+        with self._lock:
+            return list(self._streams)
+
+    def in_flight(self) -> dict[int, int]:
+        """Requests in flight by version."""
+        counts: dict[int, int] = {}
+        for stream in self.streams():
+            attempt = stream.current
+            if attempt is not None:
+                counts[attempt.version] = counts.get(attempt.version, 0) + 1
+        return counts
+
+    def answer(self, admitted: str | bytes, sender: Sender) -> None:
+        """Answer one request on the calling thread, or leave it to the thread that took it over.
+
+        Whatever happens, the request is ended: one that never is hangs its client for ever.
+        """
+        received = self._around.clock()
+        stream: Stream | None = None
+        try:
+            request = _read(admitted)
+            sender.returns = request.returns
+            if request.extensions.cancel is not None:
+                self._cancel(request.extensions.cancel, sender)
+                return
+            stream = self._admit(request, sender, received)
+            self._wake()
+            stream.serve()
+        except BaseException as error:
+            self._end(error, sender, stream)
+
+    def _admit(self, request: GenerateRequest, sender: Sender, received: float) -> Stream:
+        policy = self._policy()
+        try:
+            self._check(request)
+            decision = decide(policy, request.route, self._around.fleet(), self._random.random)
+        except RequestError as error:
+            self._refused(request, error, received)
+            raise
+        stream = Stream(
+            _seeded(request),
+            policy,
+            decision,
+            sender=sender,
+            delivery=self._delivery(request, sender),
+            around=self._around,
+            claims=self._claims.believed(request.extensions.gateway),
+            received=received,
+            on_token=self._remember,
+            on_end=self._forget,
+        )
+        with self._lock:
+            self._streams.add(stream)
+        return stream
+
+    def _check(self, request: GenerateRequest) -> None:
+        if request.stream and not self._settings.streams:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                "stream = true: this model answers once; leave it out, or call the model that streams",
+            )
+        if len(self._streams) >= self._settings.max_streams:
+            raise RequestError(
+                ErrorCode.OVERLOADED,
+                f"{len(self._streams)} requests are in flight, which is the limit",
+                retry_after=1.0,
+            )
+
+    def _delivery(self, request: GenerateRequest, sender: Sender) -> Delivery:
+        if request.stream:
+            return Streamed(sender)
+        return Whole(sender, request.text or "" if request.repeat_prompt else "")
+
+    def _remember(self, stream: Stream, token: str) -> None:
+        with self._lock:
+            self._by_token[token] = stream
+
+    def _forget(self, stream: Stream) -> None:
+        with self._lock:
+            self._streams.discard(stream)
+            for token in stream.tokens:
+                self._by_token.pop(token, None)
+
+    def _cancel(self, token: str, sender: Sender) -> None:
+        with self._lock:
+            stream = self._by_token.get(token)
+        version = token_version(token)
+        if stream is not None:
+            cancelled = stream.cancel()
+        elif version is not None and version in self._around.loaded():
+            # A stream of the other router, or of a client that called the version itself.
+            cancelled = self._around.cancels.ask(version, token, CANCEL_TIMEOUT)
+        else:
+            cancelled = False
+        sender.send(Response([Choice()], details={"cancelled": cancelled}), final=True)
+
+    def _refused(self, request: GenerateRequest, error: RequestError, received: float) -> None:
+        # A pin that was refused is a number of the client's choice and no label.
+        self._around.counters.count("piccard_errors_total", version=NO_VERSION, code=error.code.value)
+        self._around.write(
+            RequestLine(
+                at=time_of_day(),
+                id=request.id,
+                router=self._around.name,
+                stream=request.stream,
+                version=None,
+                reason=None,
+                decision=None,
+                code=error.code.value,
+                seconds=self._around.clock() - received,
+            )
+        )
+
+    def _end(self, error: BaseException, sender: Sender, stream: Stream | None) -> None:
+        if isinstance(error, RequestError):
+            told = error
+        else:
+            self._around.log(f"{error!r}\n{traceback.format_exc()}")
+            told = RequestError(ErrorCode.INTERNAL, "the router failed; its log has the details")
+        try:
+            if stream is not None:
+                stream.fail(told)
+            elif not sender.ended:
+                sender.fail(told)
+        except Exception as defect:
+            self._around.log(f"a request could not be ended: {defect!r}")
+
+
+def _read(admitted: str | bytes) -> GenerateRequest:
+    try:
+        return GenerateRequest.model_validate_json(admitted)
+    except ValidationError as error:
+        raise RequestError(
+            ErrorCode.INVALID_JSON, "admitted is not what admission writes; call the service's own model instead"
+        ) from error
+
+
+def _seeded(request: GenerateRequest) -> GenerateRequest:
+    """The request with a seed where it has none, so that another version goes on with the same random numbers."""
+    if request.sampling.greedy or request.sampling.fixed_seed is not None:
+        return request
+    sampling = request.sampling.model_copy(update={"seed": secrets.randbits(62)})
+    return request.model_copy(update={"sampling": sampling})

@@ -1,0 +1,325 @@
+"""The adapters between Triton's Python backend and the ensemble: the only file here that knows the server."""
+
+import json
+import threading
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+from piccard_contract.errors import ErrorCode, RequestError, kind_of
+from piccard_contract.home import Service
+from piccard_contract.live_state import LiveState
+from piccard_contract.process_lock import AlreadyHeldError, ProcessLock
+from piccard_contract.reports import AdmissionReport, RouterReport
+from piccard_contract.request import GenerateRequest, RequestExtensions, request_inputs
+from piccard_contract.response import Response, parse_response, response_outputs
+from piccard_contract.tensors import ADMITTED, INPUT_SPECS, OUTPUT_SPECS, TensorSpec
+
+from piccard_canary.admission import Admission
+from piccard_canary.availability import Availability
+from piccard_canary.call_errors import call_error
+from piccard_canary.cancel import CancelDesk
+from piccard_canary.claims import ClaimsCheck
+from piccard_canary.counters import Counters
+from piccard_canary.decision import Fleet
+from piccard_canary.metrics_export import Kind, MetricsExport
+from piccard_canary.policy_file import PolicyFile
+from piccard_canary.protocols import Stamp
+from piccard_canary.publisher import Publisher
+from piccard_canary.request_log import RequestLog
+from piccard_canary.router import Router, RouterSettings
+from piccard_canary.stable_link import read_stable
+from piccard_canary.stream import Surroundings
+from piccard_canary.triton_tensors import to_array, to_values
+from piccard_canary.watchdog import Watchdog
+
+_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+_STAMP_OUTPUTS = ("served_version", "route_reason", "cancel_token")
+
+
+def _tensor(spec: TensorSpec, values: list[Any]) -> Any:
+    return pb_utils.Tensor(spec.name, to_array(spec, values))
+
+
+def _triton_error(error: RequestError) -> Any:
+    """The one place where a failure becomes an error of Triton."""
+    code = getattr(pb_utils.TritonError, kind_of(error.code).triton, pb_utils.TritonError.INTERNAL)
+    return pb_utils.TritonError(error.head(), code)
+
+
+def _log_error(text: str) -> None:
+    pb_utils.Logger.log_error(text)
+
+
+class _Process:
+    """What every model of the ensemble is to the others: a lock, a section, and what it reads of them."""
+
+    def __init__(self, args: dict[str, str], owner: str) -> None:
+        self.service = Service.of_model(Path(args["model_repository"]))
+        # The second folder of a model is its twin while code is rolled.
+        version = int(args["model_version"])
+        self.owner = owner if version == 1 else f"{owner}.{version}"
+        self._lock = ProcessLock(self.service.process_lock(self.owner))
+        self._lock.acquire()
+        self.live_state = LiveState(self.service.live_state, self.service.run_folder)
+        self.writer = self.live_state.writer(self.owner)
+        self.policy = PolicyFile(self.service.policy_file)
+        self.claims = ClaimsCheck(self.service.gateway_secret)
+
+    def end(self) -> None:
+        self._lock.release()
+
+
+class AdmissionModel:
+    """Model `<service>_admission`: a client's tensors in, the admitted request out."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        self._process = _Process(args, "admission")
+        self._counters = Counters(self._process.service.name, "admission")
+        self._admission = Admission(self._process.policy.current, self._process.claims, self._counters)
+        self._exporter = _Exporter(self._process)
+        self._publisher = Publisher(self._process.writer, self._report, _log_error, also=self._exporter.round)
+        self._publisher.start()
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def finalize(self) -> None:
+        self._publisher.stop()
+        self._exporter.end()
+        self._process.end()
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            inputs = {tensor.name(): to_values(tensor.as_numpy()) for tensor in request.inputs()}
+            parameters = json.loads(request.parameters() or "{}")
+            admitted = self._admission.admit(inputs, parameters, request.request_id() or uuid.uuid4().hex)
+            return pb_utils.InferenceResponse(output_tensors=[_tensor(ADMITTED, [admitted])])
+        except RequestError as error:
+            return pb_utils.InferenceResponse(error=_triton_error(error))
+        except Exception as error:
+            _log_error(f"admission failed: {error!r}\n{traceback.format_exc()}")
+            defect = RequestError(ErrorCode.INTERNAL, "admission failed; the server's log has the details")
+            return pb_utils.InferenceResponse(error=_triton_error(defect))
+
+    def _report(self) -> dict[str, Any]:
+        # A broken edit is told even when no request comes.
+        self._process.policy.current()
+        return AdmissionReport(policy_error=self._process.policy.error, samples=self._counters.samples()).model_dump()
+
+
+class RouterModel:
+    """Models `<service>_router` and `<service>_router_unary`: an admitted request in, what a version answers out."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        decoupled = pb_utils.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
+        self._process = _Process(args, "router" if decoupled else "router_unary")
+        service = self._process.service
+        availability = Availability(service, self._process.live_state)
+        client = _Versions(service.llm)
+        self._counters = Counters(service.name, "router")
+        self._log = RequestLog(service.request_log, _log_error)
+        around = Surroundings(
+            name=self._process.owner,
+            client=client,
+            fleet=lambda: _fleet(service, availability),
+            loaded=lambda: availability.snapshot().ready,
+            cancels=CancelDesk(client, _log_error),
+            counters=self._counters,
+            write=self._log.put,
+            log=_log_error,
+        )
+        self._router = Router(
+            around,
+            policy=self._process.policy.current,
+            claims=self._process.claims,
+            settings=RouterSettings(streams=decoupled),
+            wake=lambda: self._watchdog.wake(),
+        )
+        self._watchdog = Watchdog(self._router.streams, availability.process, _log_error)
+        self._publisher = Publisher(self._process.writer, self._report, _log_error)
+        self._watchdog.start()
+        self._publisher.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            self._start(request)
+
+    def finalize(self) -> None:
+        self._watchdog.stop()
+        self._publisher.stop()
+        self._log.close()
+        self._process.end()
+
+    def _start(self, request: Any) -> None:
+        sender = _Client(request.get_response_sender(), frozenset(request.requested_output_names()))
+        try:
+            admitted = pb_utils.get_input_tensor_by_name(request, ADMITTED.name).as_numpy().reshape(-1)[0]
+            threading.Thread(target=self._router.answer, args=(admitted, sender), daemon=True).start()
+        except Exception as error:
+            _log_error(f"a request could not be started: {error!r}")
+            sender.fail(RequestError(ErrorCode.OVERLOADED, "the router cannot take another request", retry_after=1.0))
+
+    def _report(self) -> dict[str, Any]:
+        return RouterReport(in_flight=self._router.in_flight(), samples=self._counters.samples()).model_dump()
+
+
+def _fleet(service: Service, availability: Availability) -> Fleet:
+    snapshot = availability.snapshot()
+    return Fleet(read_stable(service.stable_link), snapshot.ready.keys(), snapshot.expected)
+
+
+class _Frame:
+    """A version's response, its tensors untouched."""
+
+    __slots__ = ("_error", "_version", "plain", "tensors")
+
+    def __init__(self, response: Any, version: int) -> None:
+        self._version = version
+        self._error = response.error().message() if response.has_error() else None
+        self.tensors = {} if self._error is not None else {t.name(): t for t in response.output_tensors()}
+        self.plain = self._error is None and "status" not in self.tensors
+
+    def token_ids(self) -> list[int]:
+        tokens: list[int] = self.tensors["token_ids"].as_numpy().tolist()
+        return tokens
+
+    def cumulative_logprob(self) -> float | None:
+        tensor = self.tensors.get("cumulative_logprob")
+        return None if tensor is None else float(tensor.as_numpy()[0])
+
+    def read(self) -> Response:
+        if self._error is not None:
+            raise call_error(self._error, self._version)
+        try:
+            return parse_response({name: to_values(tensor.as_numpy()) for name, tensor in self.tensors.items()})
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise RequestError(
+                ErrorCode.INTERNAL, f"version {self._version} sent what is no response: {error!r}"
+            ) from error
+
+
+class _Versions:
+    """Calls versions of the model `llm` through BLS."""
+
+    def __init__(self, llm: str) -> None:
+        self._llm = llm
+
+    def open(self, version: int, request: GenerateRequest, outputs: frozenset[str]) -> Iterator[_Frame]:
+        for response in self._exec(version, request_inputs(request), list(outputs)):
+            # The last one may hold the final flag alone.
+            if response.has_error() or response.output_tensors():
+                yield _Frame(response, version)
+
+    def cancel(self, version: int, token: str) -> bool:
+        asked = RequestExtensions(cancel=token).model_dump_json(exclude_defaults=True)
+        cancelled = False
+        for response in self._exec(version, {"extensions": [asked]}, ["details"]):
+            if response.has_error():
+                raise call_error(response.error().message(), version)
+            for tensor in response.output_tensors():
+                cancelled = cancelled or bool(json.loads(to_values(tensor.as_numpy())[0]).get("cancelled"))
+        return cancelled
+
+    def _exec(self, version: int, inputs: dict[str, list[Any]], outputs: list[str]) -> Iterator[Any]:
+        request = pb_utils.InferenceRequest(
+            model_name=self._llm,
+            model_version=version,
+            requested_output_names=outputs,
+            inputs=[_tensor(INPUT_SPECS[name], values) for name, values in inputs.items()],
+        )
+        try:
+            yield from request.exec(decoupled=True)
+        except pb_utils.TritonModelException as error:
+            raise call_error(str(error), version) from error
+
+
+class _Client:
+    """Answers a client through Triton's response sender."""
+
+    def __init__(self, sender: Any, asked: frozenset[str]) -> None:
+        self.returns: frozenset[str] = frozenset()
+        self.ended = False
+        self._sender = sender
+        self._asked = asked
+        self._stamp: Stamp | None = None
+        self._stamp_tensors: list[Any] = []
+
+    def forward(self, frame: _Frame, stamp: Stamp) -> None:
+        if stamp is not self._stamp:
+            self._stamp, self._stamp_tensors = stamp, self._tensors_of(stamp)
+        # The router asks for finish_reason whether the client does or not.
+        tensors = [
+            tensor
+            for name, tensor in frame.tensors.items()
+            if name in self._asked and (name != "finish_reason" or name in self.returns)
+        ]
+        self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors + self._stamp_tensors))
+
+    def send(self, response: Response, *, final: bool) -> None:
+        outputs = response_outputs(response, self.returns, final=final)
+        tensors = [_tensor(OUTPUT_SPECS[name], values) for name, values in outputs.items() if name in self._asked]
+        self._send(pb_utils.InferenceResponse(output_tensors=tensors), final=final)
+
+    def fail(self, error: RequestError) -> None:
+        self._send(pb_utils.InferenceResponse(error=_triton_error(error)), final=True)
+
+    def _send(self, response: Any, *, final: bool) -> None:
+        self._sender.send(response, flags=_FINAL if final else 0)
+        self.ended = self.ended or final
+
+    def _tensors_of(self, stamp: Stamp) -> list[Any]:
+        values = dict(zip(_STAMP_OUTPUTS, (stamp.version, stamp.reason.value, stamp.cancel_token), strict=True))
+        return [_tensor(OUTPUT_SPECS[name], [value]) for name, value in values.items() if name in self._asked]
+
+
+class _Series:
+    def __init__(self, metric: Any) -> None:
+        self._metric = metric
+
+    def value(self) -> float:
+        return float(self._metric.value())
+
+    def increment(self, by: float) -> None:
+        self._metric.increment(by)
+
+    def set(self, value: float) -> None:
+        self._metric.set(value)
+
+
+class _TritonFamilies:
+    """The server's metrics; families are kept for good, as the server takes one away that nobody holds."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Any] = {}
+
+    def series(self, name: str, kind: Kind, help: str, labels: dict[str, str]) -> _Series:
+        if name not in self._families:
+            kinds = {"counter": pb_utils.MetricFamily.COUNTER, "gauge": pb_utils.MetricFamily.GAUGE}
+            self._families[name] = pb_utils.MetricFamily(name=name, description=help, kind=kinds[kind])
+        return _Series(self._families[name].Metric(labels=labels))
+
+
+class _Exporter:
+    """Exports the metrics of all processes, every second; of two admissions only one does."""
+
+    def __init__(self, process: _Process) -> None:
+        self._live_state = process.live_state
+        self._lock = ProcessLock(process.service.process_lock("exporter"))
+        self._held = False
+        self._export: Callable[[Any], None] = MetricsExport(_TritonFamilies()).export
+
+    def round(self) -> None:
+        if not self._held:
+            try:
+                self._lock.acquire(timeout=0.0)
+            except AlreadyHeldError:
+                return
+            self._held = True
+        self._export(self._live_state.sections())
+
+    def end(self) -> None:
+        self._lock.release()
