@@ -1,0 +1,78 @@
+from typing import Any, cast
+
+import pytest
+from deepseek_engine.prompt import PromptReader
+from deepseek_engine.scripted import WordTokenizer
+from deepseek_engine.text.tokenizer import Tokenizer
+from piccard_contract.errors import ErrorCode, RequestError
+from piccard_contract.request import GenerateRequest, RequestExtensions
+from piccard_contract.sampling import SamplingParams
+
+WORDS = WordTokenizer()
+
+
+def read(*, vocab_size: int = WORDS.vocab_size, **request: Any) -> Any:
+    request.setdefault("sampling", SamplingParams(max_tokens=4))
+    return PromptReader(cast(Tokenizer, WORDS), vocab_size, 10).read(GenerateRequest(id="a", **request))
+
+
+def refusal(**request: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        read(**request)
+    return caught.value
+
+
+def test_a_text_is_encoded_and_kept() -> None:
+    prompt = read(text="one two")
+    assert (prompt.ids, prompt.text) == (WORDS.encode("one two"), "one two")
+
+
+def test_a_chat_is_rendered_with_the_templates_settings() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    prompt = read(messages=messages)
+    assert prompt.text == "user: hi\nassistant:"
+    assert prompt.ids == WORDS.encode(prompt.text)
+    assert read(messages=messages, extensions=RequestExtensions(add_generation_prompt=False)).text == "user: hi\n"
+
+
+def test_ids_are_taken_as_they_are() -> None:
+    prompt = read(input_ids=[5, 6])
+    assert (prompt.ids, prompt.text) == ([5, 6], None)
+
+
+def test_the_numbers_are_told_when_prompt_and_max_tokens_are_too_many() -> None:
+    error = refusal(text="a b c d e f g")
+    assert error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert "7 tokens" in error.message
+    assert "max_tokens 4" in error.message
+    assert "context of 10" in error.message
+    assert "lower max_tokens to 3" in error.message
+
+
+def test_a_prompt_that_fills_the_context_is_to_be_shortened() -> None:
+    error = refusal(text=" ".join("abcdefghijkl"), sampling=SamplingParams(max_tokens=None))
+    assert error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert "shorten the prompt by 3 tokens" in error.message
+
+
+def test_a_prompt_that_just_fits_passes() -> None:
+    assert len(read(text="a b c d e f").ids) == 6
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"input_ids": [1, 300]},
+        {"input_ids": [1], "output_ids": [300]},
+        {"input_ids": [1], "sampling": SamplingParams(max_tokens=2, logit_bias={300: 1.0})},
+        {"input_ids": [1], "sampling": SamplingParams(max_tokens=2, stop_token_ids=[300])},
+    ],
+)
+def test_ids_beyond_the_vocabulary_are_refused(given: dict[str, Any]) -> None:
+    error = refusal(vocab_size=300, **given)
+    assert error.code is ErrorCode.INVALID_TOKEN
+    assert "300" in error.message
+
+
+def test_an_empty_list_of_ids_is_missing_input() -> None:
+    assert refusal(input_ids=[]).code is ErrorCode.MISSING_INPUT

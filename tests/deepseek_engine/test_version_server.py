@@ -1,0 +1,273 @@
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from deepseek_engine.request import EngineOutput
+from deepseek_engine.scripted.version import open_scripted
+from deepseek_engine.version import OpenVersion
+from deepseek_engine.version_server import VersionServer
+from piccard_contract.response import parse_response
+from piccard_contract.version_file import VersionFile
+
+ENDLESS = {"tokens": 10**6, "delay_s": 0.002}
+
+
+class FakeReply:
+    """Keeps the responses of one request."""
+
+    def __init__(self) -> None:
+        self.responses: list[dict[str, list[Any]]] = []
+        self.finals: list[bool] = []
+        self.gone = False
+        self.broken = False
+        self.first = threading.Event()
+        self.ended = threading.Event()
+
+    def send(self, outputs: dict[str, list[Any]], *, final: bool) -> None:
+        if self.broken and not final:
+            raise OSError("no memory left in the shared region")
+        self.responses.append(outputs)
+        self.finals.append(final)
+        self.first.set()
+        if final:
+            self.ended.set()
+
+    def is_cancelled(self) -> bool:
+        return self.gone
+
+    @property
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = json.loads(self.responses[-1]["status"][0])
+        return status
+
+    @property
+    def text(self) -> str:
+        return "".join(response["text_output"][0] for response in self.responses)
+
+
+def scripted_version() -> OpenVersion:
+    return open_scripted(
+        VersionFile.model_validate({"label": "v1", "checkpoint": "scripted", "runner": "scripted"}), number=3
+    )
+
+
+@pytest.fixture
+def server() -> Iterator[VersionServer]:
+    server = VersionServer(scripted_version(), number=3, on_fatal=lambda: None)
+    server.start()
+    yield server
+    server.stop()
+
+
+def ask(server: VersionServer, *, parameters: dict[str, Any] | None = None, **inputs: Any) -> FakeReply:
+    """Send a request; dicts and lists of dicts are sent as JSON, other values as one element."""
+    reply = FakeReply()
+    tensors = {
+        name: value if name.endswith("_ids") else [json.dumps(value) if isinstance(value, dict | list) else value]
+        for name, value in inputs.items()
+    }
+    server.take(tensors, parameters or {}, request_id="a", reply=reply)
+    return reply
+
+
+def answer(server: VersionServer, **inputs: Any) -> FakeReply:
+    reply = ask(server, **inputs)
+    assert reply.ended.wait(10)
+    assert reply.finals == [False] * (len(reply.finals) - 1) + [True]
+    return reply
+
+
+def wait_until_idle(server: VersionServer, free_blocks: int) -> None:
+    deadline = time.monotonic() + 10
+    while server.stats.free_blocks != free_blocks:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_without_stream_one_response_holds_the_prompt_and_the_text(server: VersionServer) -> None:
+    reply = answer(server, text_input="one two", sampling_parameters={"max_tokens": 3})
+    assert len(reply.responses) == 1
+    assert reply.text == "one two one two one"
+    assert reply.status == {"code": "OK"}
+    assert reply.responses[0]["served_version"] == [3]
+    assert reply.responses[0]["route_reason"] == ["direct"]
+    assert "finish_reason" not in reply.responses[0]
+
+
+def test_with_stream_tokens_come_as_they_are_made(server: VersionServer) -> None:
+    reply = answer(
+        server, text_input="one two", stream=True, return_finish_reason=True, extensions={"script": {"tokens": 4}}
+    )
+    assert reply.text == " one two one two"
+    assert [response["finish_reason"] for response in reply.responses[:-1]] == [["None"]] * (len(reply.responses) - 1)
+    assert reply.responses[-1]["finish_reason"] == ["stop"]
+    usage = parse_response(reply.responses[-1]).usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (2, 4)
+
+
+def test_a_resumed_request_goes_on(server: VersionServer) -> None:
+    whole = answer(server, text_input="one two", exclude_input_in_output=True)
+    ids = whole.responses[0]["token_ids"]
+    rest = answer(server, text_input="one two", exclude_input_in_output=True, output_ids=ids[:5])
+    assert ids[:5] + rest.responses[0]["token_ids"] == ids
+    assert parse_response(rest.responses[0]).usage.completion_tokens == len(ids)
+
+
+def test_responses_are_coalesced_where_that_is_asked_for(server: VersionServer) -> None:
+    script = {"tokens": 40, "delay_s": 0.001}
+    reply = answer(server, text_input="a b", stream=True, extensions={"script": script, "coalesce_ms": 5000})
+    assert [len(response["token_ids"]) for response in reply.responses] == [1, 15]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "code"),
+    [
+        ({}, "MISSING_INPUT"),
+        ({"text_input": ""}, "MISSING_INPUT"),
+        ({"text_input": b"\xff"}, "INVALID_ENCODING"),
+        ({"text_input": "a", "input_ids": [1]}, "CONFLICTING_INPUTS"),
+        ({"text_input": "a", "sampling_parameters": "{"}, "INVALID_JSON"),
+        ({"text_input": "a", "sampling_parameters": {"maxtokens": 1}}, "UNKNOWN_PARAMETER"),
+        ({"text_input": "a", "sampling_parameters": {"top_p": 2}}, "INVALID_VALUE"),
+        ({"text_input": "a", "sampling_parameters": {"max_tokens": 10**6}}, "CONTEXT_LENGTH_EXCEEDED"),
+        ({"input_ids": [2**60]}, "INVALID_TOKEN"),
+        ({"text_input": "a", "extensions": {"script": {"unknown": 1}}}, "INVALID_VALUE"),
+        ({"text_input": "a", "extensions": {"script": {"fail_at": 0, "error": "NUMERICAL_ERROR"}}}, "NUMERICAL_ERROR"),
+        ({"text_input": "a", "extensions": {"script": {"fail_at": 2, "error": "OUT_OF_MEMORY"}}}, "OUT_OF_MEMORY"),
+    ],
+)
+def test_every_failure_is_one_final_response_with_its_status(
+    server: VersionServer, inputs: dict[str, Any], code: str
+) -> None:
+    for stream in (False, True):
+        reply = answer(server, stream=stream, **inputs)
+        assert reply.status["code"] == code
+        assert reply.responses[-1]["served_version"] == [3]
+    assert answer(server, text_input="still here").status["code"] == "OK"
+
+
+def test_what_was_made_before_a_failure_is_sent(server: VersionServer) -> None:
+    reply = answer(server, text_input="one two", stream=True, extensions={"script": {"fail_at": 3}})
+    assert reply.text == " one two one"
+    assert reply.status["code"] == "INTERNAL"
+
+
+def test_an_unexpected_exception_ends_the_request_without_its_text(server: VersionServer) -> None:
+    class Secretive(dict[str, Any]):
+        def get(self, *args: Any) -> Any:
+            raise KeyError("a secret")
+
+    reply = FakeReply()
+    server.take(Secretive(), {}, request_id="a", reply=reply)
+    assert reply.ended.wait(10)
+    assert reply.status["code"] == "INTERNAL"
+    assert "secret" not in reply.status["message"]
+
+
+def test_a_script_is_for_scripted_versions_only() -> None:
+    version = scripted_version()
+    plain = OpenVersion(version.file, version.backend, version.tokenizer, 2**58, 100, "cpu", version.pause)
+    server = VersionServer(plain, number=1, on_fatal=lambda: None)
+    server.start()
+    assert answer(server, text_input="a", extensions={"script": {}}).status["code"] == "UNSUPPORTED"
+    server.stop()
+
+
+def test_a_cancel_by_token_ends_the_generation_and_frees_its_blocks(server: VersionServer) -> None:
+    free = server.stats.free_blocks
+    reply = ask(
+        server,
+        text_input="a",
+        stream=True,
+        return_finish_reason=True,
+        extensions={"script": ENDLESS},
+        sampling_parameters={"max_tokens": 9000},
+    )
+    assert reply.first.wait(10)
+    (token,) = reply.responses[0]["cancel_token"]
+    cancel = answer(server, extensions={"cancel": token})
+    assert json.loads(cancel.responses[0]["details"][0])["cancelled"] is True
+    assert cancel.responses[0]["text_output"] == [""]
+    assert reply.ended.wait(10)
+    assert reply.status["code"] == "CANCELLED"
+    assert reply.responses[-1]["finish_reason"] == ["abort"]
+    wait_until_idle(server, free)
+    again = answer(server, extensions={"cancel": token})
+    assert json.loads(again.responses[0]["details"][0])["cancelled"] is False
+
+
+def test_a_cancel_that_overtakes_its_request_is_not_lost(server: VersionServer) -> None:
+    answer(server, extensions={"cancel": "mine"})
+    attempt = {"cancel_token": "mine", "tenant": "", "priority": 0}
+    reply = answer(server, text_input="a", extensions={"script": {"hang_at": 0}, "attempt": attempt})
+    assert reply.status["code"] == "CANCELLED"
+
+
+def test_a_direct_client_that_leaves_ends_its_generation(server: VersionServer) -> None:
+    free = server.stats.free_blocks
+    reply = ask(server, text_input="a", extensions={"script": {"hang_at": 2}})
+    wait_for_work(server)
+    reply.gone = True
+    assert reply.ended.wait(10)
+    assert reply.status["code"] == "CANCELLED"
+    wait_until_idle(server, free)
+
+
+def wait_for_work(server: VersionServer) -> None:
+    deadline = time.monotonic() + 10
+    while not server.stats.running:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_an_announcement_brings_the_token_before_the_first_one(server: VersionServer) -> None:
+    script = {"hang_at": 0}
+    reply = ask(server, text_input="a", stream=True, extensions={"script": script, "announce": True})
+    assert reply.first.wait(10)
+    assert reply.responses[0]["token_ids"] == []
+    answer(server, extensions={"cancel": reply.responses[0]["cancel_token"][0]})
+    assert reply.ended.wait(10)
+
+
+def test_a_reply_that_cannot_be_sent_ends_its_generation_only(server: VersionServer) -> None:
+    free = server.stats.free_blocks
+    reply = FakeReply()
+    reply.broken = True
+    script = json.dumps({"script": ENDLESS})
+    server.take({"text_input": ["a"], "stream": [True], "extensions": [script]}, {}, request_id="a", reply=reply)
+    assert reply.ended.wait(10)
+    assert reply.status["code"] == "INTERNAL"
+    wait_until_idle(server, free)
+    assert answer(server, text_input="a").status["code"] == "OK"
+
+
+def test_an_engine_that_fails_answers_everyone_before_the_end() -> None:
+    version = scripted_version()
+    died = threading.Event()
+
+    def broken_step() -> list[EngineOutput]:
+        raise ZeroDivisionError
+
+    version.backend.step = broken_step  # type: ignore[method-assign]
+    server = VersionServer(version, number=1, on_fatal=died.set)
+    server.start()
+    replies = [ask(server, text_input="a", extensions={"script": {"first_delay_s": 0.2}}) for _ in range(3)]
+    assert died.wait(10)
+    assert all(reply.ended.is_set() for reply in replies)
+    assert {reply.status["code"] for reply in replies} <= {"INTERNAL", "UNAVAILABLE"}
+
+
+def test_bytes_per_token_are_measured(server: VersionServer) -> None:
+    assert server.bytes_per_token == 4.0
+    answer(server, text_input="abcdef abcdef")
+    assert server.bytes_per_token == 13 / 2
+
+
+def test_after_stop_requests_are_refused() -> None:
+    server = VersionServer(scripted_version(), number=1, on_fatal=lambda: None)
+    server.start()
+    server.stop()
+    assert answer(server, text_input="a").status["code"] == "UNAVAILABLE"
