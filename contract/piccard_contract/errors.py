@@ -147,7 +147,11 @@ class RequestError(Exception):
 
 
 _HEAD = re.compile(
-    r"\[(?P<code>[A-Z_]+)(?: version=(?P<version>\d+))?(?: retry_after=(?P<retry_after>[0-9.e+-]+))?\] (?P<message>.*)",
+    r"\[(?P<code>[A-Z_]+)"
+    r"(?: version=(?P<version>\d{1,18}))?"
+    r"(?: retry_after=(?P<retry_after>\d+(?:\.\d+)?(?:e[+-]?\d+)?))?"
+    # The sentence is looked at, not taken, so that what only resembles a head hides none after it.
+    r"\](?= ?(?P<message>.*))",
     re.DOTALL,
 )
 

@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from piccard_contract.request import PIN_PARAMETER, USER_PARAMETER
+from piccard_contract.sampling import SamplingParams
 from piccard_contract.validation import explain
 
 HEADER_NAME = r"^[A-Za-z0-9][A-Za-z0-9-]{0,63}$"
+
+
+# Names that mean something else in a request.
+_PARAMETERS = frozenset(SamplingParams.model_fields) | {PIN_PARAMETER, USER_PARAMETER}
 
 
 class PolicyError(ValueError):
@@ -35,8 +41,8 @@ class Deadlines(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    first_token: float = Field(default=60.0, gt=0, le=3600)
-    between_tokens: float = Field(default=30.0, gt=0, le=3600)
+    first_token: float = Field(default=60.0, strict=True, gt=0, le=3600)
+    between_tokens: float = Field(default=30.0, strict=True, gt=0, le=3600)
 
 
 class Pin(BaseModel):
@@ -52,7 +58,7 @@ class Pin(BaseModel):
 
 
 class Policy(BaseModel):
-    """One service's policy.
+    """One service's policy. Numbers are strict, for YAML reads yes and on as true, which would pass as 1.
 
     Attributes:
         schema_version: of this file.
@@ -71,23 +77,38 @@ class Policy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
-    canary: int | None = Field(default=None, ge=1, lt=10**18)
-    traffic_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
+    canary: int | None = Field(default=None, strict=True, ge=1, lt=10**18)
+    traffic_ratio: float = Field(default=0.0, strict=True, ge=0.0, le=1.0)
     header: str = Field(default="X-Canary", pattern=HEADER_NAME)
     sticky_keys: list[str] = Field(default_factory=lambda: ["X-Session-Id", "user"], max_length=8)
     salt: str = Field(default="", max_length=128)
     pin: Pin = Field(default_factory=Pin)
     fallback_policy: FallbackPolicy = FallbackPolicy.CANARY_TO_STABLE
     deadlines: Deadlines = Field(default_factory=Deadlines)
-    abandoned_limit: float = Field(default=1800.0, gt=0)
+    abandoned_limit: float = Field(default=1800.0, strict=True, gt=0, allow_inf_nan=False)
+
+    @field_validator("header")
+    @classmethod
+    def _is_header(cls, value: str) -> str:
+        if value.lower() in _PARAMETERS:
+            raise ValueError(f"{value!r} is a parameter of requests; take another name")
+        return value
 
     @field_validator("sticky_keys")
     @classmethod
-    def _header_names(cls, value: list[str]) -> list[str]:
+    def _are_headers(cls, value: list[str]) -> list[str]:
         for name in value:
-            if not re.match(HEADER_NAME, name):
+            if not re.fullmatch(HEADER_NAME, name) or name.endswith("\n"):
                 raise ValueError(f"{name!r} is not a header name (letters, digits and hyphens)")
+            if name.lower() in _PARAMETERS - {USER_PARAMETER}:
+                raise ValueError(f"{name!r} is a parameter of requests; take another name")
         return value
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "Policy":
+        if self.header.lower() in {name.lower() for name in self.sticky_keys}:
+            raise ValueError(f"{self.header!r} is both header and sticky key; it can be one of them")
+        return self
 
     def dump(self) -> str:
         """The policy as YAML, every key written out."""

@@ -36,7 +36,10 @@ TRITON_PARAMETERS = frozenset(
 )
 
 # Headers that --*-header-forward-pattern lets through beside the policy's own.
-FORWARDED_HEADERS = ("x-request-id", "x-session-id", "x-user", "traceparent")
+FORWARDED_HEADERS = ("x-canary", "x-request-id", "x-session-id", "x-user", "traceparent")
+
+# Levels of nesting in JSON; pydantic serialises no more than some 255.
+MAX_JSON_DEPTH = 64
 
 # JSON keys and parameters beside the sampling parameters.
 PIN_PARAMETER = "version"
@@ -242,14 +245,28 @@ def _json(inputs: Mapping[str, Sequence[Any]], name: str) -> Any:
     if text is None or not text.strip():
         return None
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_constant)
         # Lone surrogates parse as JSON and cannot be written as UTF-8 afterwards.
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeError as error:
         raise RequestError(ErrorCode.INVALID_ENCODING, f"{name} holds half a surrogate pair: {error}") from error
     except (ValueError, RecursionError) as error:
         raise RequestError(ErrorCode.INVALID_JSON, f"{name} is not JSON: {error}") from error
+    if _deeper(value, MAX_JSON_DEPTH):
+        raise RequestError(ErrorCode.INVALID_JSON, f"{name} is nested more than {MAX_JSON_DEPTH} levels deep")
     return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether `value` has containers within containers beyond `levels`."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    if items is None:
+        return False
+    return levels == 0 or any(_deeper(item, levels - 1) for item in items)
 
 
 def _extensions(inputs: Mapping[str, Sequence[Any]]) -> RequestExtensions:
@@ -311,6 +328,10 @@ def _repeat_prompt(inputs: Mapping[str, Sequence[Any]], *, stream: bool, text: s
     if stream and not exclude:
         raise RequestError(
             ErrorCode.INVALID_VALUE, "exclude_input_in_output = false is not possible with stream = true; leave it out"
+        )
+    if not exclude and text is None:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE, "exclude_input_in_output = false needs text_input; leave it out with other prompts"
         )
     return not exclude
 

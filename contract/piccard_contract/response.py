@@ -172,8 +172,10 @@ def parse_response(outputs: Mapping[str, Sequence[Any]]) -> Response:
         start += count
     return Response(
         choices=choices or [Choice()],
-        usage=Usage(**details.pop("usage", {})),
-        served_version=int(outputs["served_version"][0]) if "served_version" in outputs else None,
+        usage=Usage(**details.pop("usage", {"prompt_tokens": int(_first(outputs, "num_input_tokens") or 0)})),
+        served_version=None if _first(outputs, "served_version") is None else int(_first(outputs, "served_version")),
+        route_reason=_first_text(outputs, "route_reason"),
+        cancel_token=_first_text(outputs, "cancel_token"),
         error=_error(outputs),
         prompt_logprobs=details.pop("prompt_logprobs", None),
         details=details,
@@ -207,6 +209,14 @@ def _error(outputs: Mapping[str, Sequence[Any]]) -> RequestError | None:
     if status["code"] == "OK":
         return None
     return RequestError(ErrorCode(status["code"]), status["message"], retry_after=status.get("retry_after"))
+
+
+def _first(outputs: Mapping[str, Sequence[Any]], name: str) -> Any:
+    return outputs[name][0] if name in outputs else None
+
+
+def _first_text(outputs: Mapping[str, Sequence[Any]], name: str) -> str | None:
+    return _text(outputs[name][0]) if name in outputs else None
 
 
 def _text(value: Any) -> str:

@@ -6,7 +6,7 @@ value that is legal yet, so that a version published today reads the same tomorr
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,6 +16,7 @@ from piccard_contract.validation import explain
 SCHEMA = 1
 VERSION_NAME = r"^[1-9][0-9]{0,17}$"
 # Pydantic's patterns are Rust's, where $ is the very end: a trailing newline does not match.
+AMOUNT = r"^[1-9][0-9]*(\.[0-9]+)?(MiB|GiB|TiB)$"
 LABEL = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$"
 
 
@@ -123,7 +124,7 @@ class VersionFile(BaseModel):
     profile: Profile = Profile.BALANCED
     precision: Precision = Precision.AUTO
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")
-    memory: float | str | None = None
+    memory: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] | Annotated[str, Field(pattern=AMOUNT)] | None = None
     max_model_len: int | None = Field(default=None, ge=1)
     cache: CacheSettings = Field(default_factory=CacheSettings)
     parallel: Parallel = Field(default_factory=Parallel)
