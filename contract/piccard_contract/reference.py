@@ -1,4 +1,4 @@
-"""Reference pages made from the contract's tables: docs/interface.md, docs/metrics.md and docs/settings.md.
+"""Reference pages made from the contract's tables: docs/errors.md, interface.md, metrics.md and settings.md.
 
 `python -m piccard_contract.reference docs` writes them; a test holds them equal to the tables.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from piccard_contract.errors import ERROR_KINDS
 from piccard_contract.metrics import METRICS
 from piccard_contract.policy import Deadlines, Pin, Policy
 from piccard_contract.request import RequestExtensions
@@ -33,6 +34,23 @@ OUTPUT_DETAILS = {
 }
 
 
+ENTRY_POINTS = {
+    "unary gRPC on `deepseek_unary`": "the gRPC status of the table, the head in its details",
+    "HTTP `/infer` on `deepseek_unary`": 'the HTTP status of the table, the head in the body\'s `"error"`',
+    "gRPC stream on `deepseek`": "the stream stays open; the response's `error_message` holds the head and no status",
+    "HTTP `/generate` on `deepseek`": '400 for every code, the head in the body\'s `"error"`',
+    "HTTP `/generate_stream` on `deepseek`": "before the first event 400 for every code; later the status is 200"
+    ' already, and an event holds `"error"` with the head',
+}
+
+TRITON_REFUSALS = (
+    "Some requests never reach a model of the service, and Triton's own words have no head: a tensor of an unknown"
+    " name, of the wrong type or shape; a body that is not JSON; a model or model version that does not exist. They"
+    " come as INVALID_ARGUMENT or 400, and NOT_FOUND, 404 or 400 for what does not exist. A gRPC call with a method"
+    " that a model does not offer is UNIMPLEMENTED (`infer` on `deepseek`); HTTP `/infer` there answers 501."
+)
+
+
 def interface_page() -> str:
     """docs/interface.md: tensors, sampling parameters, keys of `extensions` and `details`, route reasons."""
     return _page(
@@ -47,6 +65,29 @@ def interface_page() -> str:
         ("Input `extensions`", _model_table(RequestExtensions)),
         ("Output `details`", _table(("key", "meaning"), ((f"`{k}`", v) for k, v in OUTPUT_DETAILS.items()))),
         ("Routing", _routing_section()),
+    )
+
+
+def errors_page() -> str:
+    """docs/errors.md: the closed list of codes, and what each entry point can tell of them."""
+    rows = (
+        (f"`{code}`", kind.fault, kind.grpc, str(kind.http), str(kind.gateway), kind.meaning)
+        for code, kind in ERROR_KINDS.items()
+    )
+    return _page(
+        "Errors",
+        "Every error text holds a head that programs can read: `[CODE version=N retry_after=S] sentence`. `version` is"
+        " the version that failed and `retry_after` the seconds after which another try may succeed; either may be"
+        " missing. Triton puts words of its own before it (`in ensemble 'deepseek', ...`), so look for the head, as"
+        " `piccard_contract.errors.parse_error` does. The list is closed.",
+        (
+            "Codes",
+            "A client's fault stays what it is wherever it is tried. A server's fault may be met by another version"
+            " before the client sees it (`fallback_policy`).\n\n"
+            + _table(("code", "fault", "unary gRPC", "HTTP `/infer`", "gateway", "meaning"), rows),
+        ),
+        ("What an entry point can tell", _table(("entry point", "what a client sees"), ENTRY_POINTS.items())),
+        ("What Triton refuses itself", TRITON_REFUSALS),
     )
 
 
@@ -80,6 +121,7 @@ def settings_page() -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
+    "errors.md": errors_page,
     "interface.md": interface_page,
     "metrics.md": metrics_page,
     "settings.md": settings_page,
