@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from piccard.errors import OperationError
 from piccard.outcome import Outcome
+
+if TYPE_CHECKING:
+    from piccard.operation import Operation
 
 app = typer.Typer(
     name="piccard",
@@ -20,6 +24,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+canary_app = typer.Typer(no_args_is_help=True, help="The version that gets a share of the traffic.")
+app.add_typer(canary_app, name="canary")
+
+DEFAULT_SERVICE = "deepseek"
 DEFAULT_HOME = Path(os.environ.get("PICCARD_HOME", ".piccard"))
 
 Home = Annotated[Path, typer.Option("--home", help="The home; $PICCARD_HOME where it is set.")]
@@ -78,3 +86,196 @@ def serve(
 
     settings = ServerSettings(host, http_port, grpc_port, metrics_port, health_port, exit_timeout, verbose)
     raise typer.Exit(Supervisor(home, settings, print_line).run())
+
+
+@app.command()
+def publish(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of a Hugging Face checkpoint.")],
+    label: Annotated[str | None, typer.Option(help="A name for people, such as v1.2.0.")] = None,
+    profile: Annotated[str, typer.Option(help="Engine settings: balanced, latency or throughput.")] = "balanced",
+    precision: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    memory: Annotated[str | None, typer.Option(help="Share of the device's memory (0.4) or amount (8GiB).")] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="Context in tokens; else the checkpoint's.")] = None,
+    runner: Annotated[str, typer.Option(help="torch, onnxruntime or scripted.")] = "torch",
+    ops_library: Annotated[Path | None, typer.Option(help="Custom-op library, for runner onnxruntime.")] = None,
+    linked: Annotated[bool, typer.Option(help="Run the installed engine instead of a snapshot of it.")] = False,
+    hash_weights: Annotated[bool, typer.Option(help="Read all weights for their hash.")] = True,
+    service: ServiceName = DEFAULT_SERVICE,
+    home: Home = DEFAULT_HOME,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Publish a checkpoint as a new version; a running server loads and probes it."""
+    from piccard.publish import Publication
+    from piccard.publish import publish as run
+
+    settings = {
+        "profile": profile,
+        "precision": precision,
+        "device": device,
+        "memory": _memory(memory),
+        "max_model_len": max_model_len,
+        "runner": runner,
+        "ops_library": None if ops_library is None else str(ops_library.absolute()),
+        "linked": linked,
+    }
+    with _operation(home, service, dry_run) as op:
+        show(run(op, Publication(checkpoint, label, settings, hash_weights)), as_json=as_json)
+
+
+@app.command()
+def promote(
+    version: Annotated[int, typer.Argument(min=1)],
+    service: ServiceName = DEFAULT_SERVICE,
+    home: Home = DEFAULT_HOME,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a version stable; new requests follow at once, running streams stay where they are."""
+    from piccard.promote import promote as run
+
+    with _operation(home, service, dry_run) as op:
+        show(run(op, version), as_json=as_json)
+
+
+@app.command()
+def rollback(
+    service: ServiceName = DEFAULT_SERVICE,
+    home: Home = DEFAULT_HOME,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make the previous version stable again."""
+    from piccard.rollback import rollback as run
+
+    with _operation(home, service, dry_run) as op:
+        show(run(op), as_json=as_json)
+
+
+@app.command()
+def retire(
+    version: Annotated[int, typer.Argument(min=1)],
+    force: Annotated[bool, typer.Option("--force", help="The previous version too, within its bake time.")] = False,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for its streams.")] = 30.0,
+    service: ServiceName = DEFAULT_SERVICE,
+    home: Home = DEFAULT_HOME,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Unload a version after its last stream."""
+    from piccard.retire import retire as run
+
+    with _operation(home, service, dry_run) as op:
+        show(run(op, version, force=force, wait=wait), as_json=as_json)
+
+
+@canary_app.command("set")
+def canary_set(
+    version: Annotated[int, typer.Option("--version", min=1)],
+    ratio: Annotated[float, typer.Option("--ratio", help="Share of the traffic, 0 to 1.")],
+    service: ServiceName = DEFAULT_SERVICE,
+    home: Home = DEFAULT_HOME,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send a share of the traffic to a version."""
+    from piccard.canary import canary_set as run
+
+    with _operation(home, service, dry_run) as op:
+        show(run(op, version, ratio), as_json=as_json)
+
+
+@canary_app.command("off")
+def canary_off(
+    service: ServiceName = DEFAULT_SERVICE,
+    home: Home = DEFAULT_HOME,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send no traffic to a canary any more; its version stays loaded."""
+    from piccard.canary import canary_off as run
+
+    with _operation(home, service, dry_run) as op:
+        show(run(op), as_json=as_json)
+
+
+@app.command()
+def status(service: ServiceName = DEFAULT_SERVICE, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """Versions, their processes and the policy."""
+    from piccard.status import status as run
+
+    # It changes nothing, so it waits for nobody.
+    with _operation(home, service, dry_run=True) as op:
+        found = run(op)
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    from piccard.status_table import print_status
+
+    print_status(found, Console())
+
+
+@app.command()
+def doctor(
+    repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended.")] = False,
+    service: ServiceName = DEFAULT_SERVICE,
+    home: Home = DEFAULT_HOME,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look for every known trap in a home; exit code 1 where one is left."""
+    from piccard.doctor import doctor as run
+    from piccard.doctor import outcome_of
+
+    with _operation(home, service, dry_run or not repair) as op:
+        found, repaired = run(op, repair=repair)
+        outcome = outcome_of(op, found, repaired)
+    if as_json:
+        typer.echo(json.dumps(outcome.as_json(), ensure_ascii=False))
+    else:
+        for finding in repaired:
+            typer.echo(f"repaired  {finding.trap}: {finding.problem}")
+        for finding in found:
+            typer.echo(f"found     {finding.trap}: {finding.problem}\n          {finding.remedy}")
+        typer.echo(outcome.message)
+    if found:
+        raise typer.Exit(1)
+
+
+@app.command()
+def generate(
+    checkpoint: Annotated[Path | None, typer.Argument(help="Folder of a checkpoint; else the demo's.")] = None,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to go on from.")] = "def fibonacci(n):",
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    top_p: Annotated[float | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
+    profile: Annotated[str, typer.Option()] = "latency",
+    precision: Annotated[str, typer.Option()] = "auto",
+    device: Annotated[str, typer.Option()] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Run a checkpoint without a server; the text streams to standard output."""
+    from piccard.generate_command import run
+
+    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": stop}
+    settings = {"profile": profile, "precision": precision, "device": device}
+    run(checkpoint, prompt, chat=chat, sampling=given, settings=settings, as_json=as_json)
+
+
+def _operation(home: Path, service: str, dry_run: bool) -> AbstractContextManager[Operation]:
+    from piccard.operation import operation
+
+    return operation(home, service, dry_run=dry_run, tell=lambda line: typer.echo(line, err=True))
+
+
+def _memory(value: str | None) -> float | str | None:
+    try:
+        return None if value is None else float(value)
+    except ValueError:
+        return value

@@ -1,6 +1,7 @@
 """/livez and /readyz of the supervisor: Triton's own health answers 200 for a model whose process is dead."""
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -45,8 +46,7 @@ class HealthServer:
                 # Probes come every few seconds; they are no news.
                 pass
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server((host, port), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="health", daemon=True)
 
     def start(self) -> None:
@@ -56,6 +56,15 @@ class HealthServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # A prober that hangs up early is no news either.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Cached:

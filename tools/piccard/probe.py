@@ -75,19 +75,23 @@ def generate_once(
         ProbeError: the server refuses it, or it is not over in `timeout` seconds.
     """
     import tritonclient.grpc
+    from tritonclient.utils import InferenceServerException
 
     answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     client = tritonclient.grpc.InferenceServerClient(address)
     answer = Answer()
     try:
         client.start_stream(lambda result, error: answers.put((result, error)))
-        client.async_stream_infer(
-            model,
-            _inputs(prompt, max_tokens),
-            model_version="" if version is None else str(version),
-            enable_empty_final_response=True,
-            parameters=dict(parameters or {}),
-        )
+        try:
+            client.async_stream_infer(
+                model,
+                _inputs(prompt, max_tokens),
+                model_version="" if version is None else str(version),
+                enable_empty_final_response=True,
+                parameters=dict(parameters or {}),
+            )
+        except InferenceServerException as error:
+            raise ProbeError(f"no connection to {address}") from error
         deadline = time.monotonic() + timeout
         while _take(answer, *_next(answers, deadline, timeout)):
             pass

@@ -172,7 +172,8 @@ class Supervisor:
                 return self._outcome()
             self._watch.look(self._services)
             if time.monotonic() - published >= PUBLISH_EVERY:
-                self._adopt([service for service in services_of(self.home) if service not in self._services])
+                self._adopt(services_of(self.home))
+                self._watch.retire_drained(self._services)
                 published = time.monotonic()
         return self._outcome()
 
@@ -188,13 +189,19 @@ class Supervisor:
 
     def _load(self) -> None:
         """Bring up what the server did not load by itself; the first thing that people are told is stable's answer."""
-        for service in list(self._services):
-            self._start_stable(service)
-        for service in list(self._services):
-            for version in self._missing(service):
-                if self._ending.is_set():
-                    return
-                self._start_version(service, version)
+        services = list(self._services)
+        try:
+            for service in services:
+                self._start_stable(service)
+            for service in services:
+                for version in self._missing(service):
+                    if self._ending.is_set():
+                        return
+                    self._start_version(service, version)
+        except OperationError as error:
+            if not self._ending.is_set():
+                self._tell(f"loading stopped: {error}")
+            return
         self._phase = "serving"
 
     def _start_stable(self, service: Service) -> None:
@@ -236,6 +243,8 @@ class Supervisor:
             else:
                 load_version(self._control, service, version, self._tell)
         except OperationError as error:
+            if self._ending.is_set() or not self._control.live():
+                return
             drop_failed(self._control, service, version)
             self._fail(service, version, str(error))
         else:
@@ -256,9 +265,11 @@ class Supervisor:
 
     def _ready_service(self, service: Service, timeout: float) -> Health:
         """Whether the service's public model gives a token of stable within `timeout` seconds."""
-        header = {load_policy(service).header.lower(): "false"}
+        if self._watch is None:
+            return False, {"ready": False, "reason": "the server is starting"}
         started = time.monotonic()
         try:
+            header = {load_policy(service).header.lower(): "false"}
             answer = generate_once(self._address("grpc"), service.ensemble, "Hello", 1, timeout, parameters=header)
         except OperationError as error:
             return False, {"ready": False, "reason": str(error)}
@@ -339,6 +350,9 @@ class _Watch:
     def look(self, services: list[Service]) -> None:
         """One look at all processes of `services`."""
         for service in services:
+            if not StateStore(service).exists:
+                # A publication of a new service that was undone.
+                continue
             for model, version, owner in _processes(service):
                 key = (service.name, model, version)
                 if is_held(service.process_lock(owner)):
@@ -346,6 +360,18 @@ class _Watch:
                 elif key in self._seen and key not in self._busy and time.monotonic() >= self._not_before.get(key, 0):
                     self._busy.add(key)
                     threading.Thread(target=self._revive, args=(service, *key[1:], owner), daemon=True).start()
+
+    def retire_drained(self, services: list[Service]) -> None:
+        """Mark versions retired whose last stream is over."""
+        for service in services:
+            store = StateStore(service)
+            if not store.exists:
+                continue
+            for number, record in store.read().versions.items():
+                lock = service.process_lock(version_owner(number))
+                if record.state is VersionState.DRAINING and not is_held(lock):
+                    move(store, number, VersionState.RETIRED)
+                    self._tell(f"{service.name}: version {number} is retired")
 
     def _revive(self, service: Service, model: str, version: int, owner: str) -> None:
         key = (service.name, model, version)

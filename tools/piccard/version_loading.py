@@ -22,7 +22,7 @@ def load_version(control: TritonControl, service: Service, version: int, tell: T
 
     Raises:
         OperationError: it cannot be loaded or fails its probe; it is marked failed with the reason, and what ran
-            before still does.
+            before still does. Where the server itself ended, its next start goes on with it.
     """
     store = StateStore(service)
     move(store, version, VersionState.LOADING)
@@ -33,6 +33,8 @@ def load_version(control: TritonControl, service: Service, version: int, tell: T
         tell(f"probing version {version}")
         probe_version(control.address, service, version, PROBE_TIMEOUT)
     except OperationError as error:
+        if not control.live():
+            raise
         drop_failed(control, service, version)
         move(store, version, VersionState.FAILED, str(error))
         raise

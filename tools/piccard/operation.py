@@ -1,0 +1,121 @@
+"""What a command works with: a service, its state, the running server if there is one, and the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from piccard_contract.home import Service, version_owner
+from piccard_contract.lifecycle import ServiceState, VersionState
+from piccard_contract.live_state import LiveState
+from piccard_contract.version_file import VersionFileError, read_version_file
+
+from piccard.audit import write_audit
+from piccard.errors import OperationError
+from piccard.state_store import StateStore, operator_lock, services_of
+from piccard.triton_control import TritonControl, connect
+from piccard.undo import Steps
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One command at work.
+
+    Attributes:
+        control: of the running server; None where none runs.
+        dry_run: say what would be done and do nothing.
+        tell: takes progress for people.
+    """
+
+    service: Service
+    store: StateStore
+    control: TritonControl | None
+    dry_run: bool
+    tell: Tell
+
+    @contextmanager
+    def recorded(self, what: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[Steps]:
+        """Steps that are undone together; the audit log tells that they were done, or why they were undone."""
+        try:
+            with Steps() as steps:
+                yield steps
+        except BaseException as error:
+            write_audit(self.service, what, before, after, failed=str(error) or type(error).__name__)
+            raise
+        write_audit(self.service, what, before, after)
+
+
+@contextmanager
+def operation(home: Path, service_name: str, *, dry_run: bool = False, tell: Tell = print) -> Iterator[Operation]:
+    """A command's surroundings; with dry_run nothing is locked, since nothing is written.
+
+    Raises:
+        OperationError: the service's name is none, another command is at work, or the server does not answer.
+    """
+    home = home.absolute()
+    try:
+        service = Service(home, service_name)
+    except ValueError as error:
+        raise OperationError(f"--service: {error}", exit_code=2) from error
+    if not services_of(home):
+        raise OperationError(f"{home} is no home; run `piccard init {home}`")
+    if dry_run:
+        with _operation(service, tell, dry_run=True) as found:
+            yield found
+        return
+    with operator_lock(home), _operation(service, tell, dry_run=False) as found:
+        yield found
+
+
+@contextmanager
+def _operation(service: Service, tell: Tell, *, dry_run: bool) -> Iterator[Operation]:
+    control = connect(service.home, services_of(service.home))
+    try:
+        yield Operation(service, StateStore(service), control, dry_run, tell)
+    finally:
+        if control is not None:
+            control.close()
+
+
+def record_of(state: ServiceState, version: int) -> VersionState:
+    """The state of `version`.
+
+    Raises:
+        OperationError: there is no such version; the message names those there are.
+    """
+    record = state.versions.get(version)
+    if record is None:
+        there = ", ".join(str(number) for number in sorted(state.versions)) or "none"
+        raise OperationError(f"there is no version {version} of {state.service}; there are: {there}")
+    return record.state
+
+
+def check_serves(op: Operation, version: int) -> None:
+    """Whether requests may go to `version`: its folder is whole and, where a server runs, it is loaded and ready.
+
+    Raises:
+        OperationError: it is not.
+    """
+    folder = op.service.version_folder(version)
+    try:
+        read_version_file(folder)
+    except (OSError, VersionFileError) as error:
+        raise OperationError(f"version {version} is not whole ({error}); publish it again") from error
+    if not (folder / "model.py").is_file():
+        raise OperationError(f"version {version} is not whole ({folder}/model.py is missing); publish it again")
+    if op.control is None:
+        return
+    if version not in op.control.ready_versions(op.service.llm):
+        raise OperationError(f"version {version} is not loaded by the server; see `piccard status`")
+    live = LiveState(op.service.live_state, op.service.run_folder)
+    try:
+        section = live.read(version_owner(version))
+    finally:
+        live.close()
+    if section is None or not section.alive or section.data.get("phase") != "ready":
+        raise OperationError(f"the process of version {version} is not ready; see `piccard status`")

@@ -1,0 +1,99 @@
+"""What a version is published with: a copy of the engine's code, compiled, and hashes of everything."""
+
+import hashlib
+import importlib.util
+import json
+import shutil
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from piccard_contract.version_file import Hashes
+
+from piccard.repository import compile_file
+
+PACKAGES = ("deepseek_engine", "piccard_contract")
+CODE_FOLDER = "code"
+
+
+def copy_code(folder: Path) -> None:
+    """Copy the engine and the contract to `folder`/code and compile them, so that nothing is written there later."""
+    for name in PACKAGES:
+        target = folder / CODE_FOLDER / name
+        shutil.copytree(_package(name), target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        for path in sorted(target.rglob("*.py")):
+            compile_file(path)
+
+
+def code_hash(folder: Path) -> str:
+    """SHA-256 over the names and contents of all files of a code folder but what was compiled."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def installed_code_hash() -> str:
+    """The hash that a snapshot of the installed engine would have."""
+    digest = hashlib.sha256()
+    files = [
+        (f"{name}/{path.relative_to(_package(name)).as_posix()}", path)
+        for name in PACKAGES
+        for path in _package(name).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+    ]
+    # As `code_hash` sorts: by path, one part after the other.
+    for name, path in sorted(files, key=lambda item: Path(item[0])):
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def checkpoint_hashes(checkpoint: Path, *, weights: bool = True) -> Hashes:
+    """Hashes of a Hugging Face checkpoint's parts.
+
+    Args:
+        weights: whether to read all the weights; at some GB/s this takes minutes for the largest checkpoints.
+    """
+    shards = sorted(checkpoint.glob("*.safetensors"))
+    return Hashes(
+        weights=_files_hash(shards) if weights and shards else None,
+        tokenizer=_file_hash(checkpoint / "tokenizer.json") if (checkpoint / "tokenizer.json").is_file() else None,
+        template=_template_hash(checkpoint),
+    )
+
+
+def library_hash(path: Path) -> str:
+    """SHA-256 of a custom-op library."""
+    return _file_hash(path)
+
+
+def _template_hash(checkpoint: Path) -> str | None:
+    beside = checkpoint / "chat_template.jinja"
+    if beside.is_file():
+        return hashlib.sha256(beside.read_bytes()).hexdigest()
+    settings = checkpoint / "tokenizer_config.json"
+    if not settings.is_file():
+        return None
+    template = json.loads(settings.read_text(encoding="utf-8")).get("chat_template")
+    return None if template is None else hashlib.sha256(json.dumps(template).encode()).hexdigest()
+
+
+def _files_hash(paths: Iterable[Path]) -> str:
+    with ThreadPoolExecutor(8) as pool:
+        parts = list(pool.map(lambda path: f"{path.name}\0{_file_hash(path)}\n", paths))
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def _file_hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _package(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"{name} is not installed")
+    return Path(spec.origin).parent

@@ -1,0 +1,92 @@
+"""`piccard status`: what the home says, what the server has loaded, and what each process published."""
+
+from typing import Any
+
+from piccard_contract.home import Service, version_owner
+from piccard_contract.live_state import LiveState, LiveStateError, Section
+
+from piccard.errors import OperationError
+from piccard.operation import Operation
+from piccard.policy_store import load_policy
+from piccard.repository import stable_target
+
+
+def status(op: Operation) -> dict[str, Any]:
+    """The service as one JSON object."""
+    state = op.store.read()
+    sections = _sections(op.service)
+    loaded = set(op.control.ready_versions(op.service.llm)) if op.control is not None else set()
+    return {
+        "service": op.service.name,
+        "home": str(op.service.home),
+        "server": _server(sections),
+        "stable": state.stable,
+        "link": stable_target(op.service),
+        "canary": state.canary,
+        "previous": state.previous,
+        "policy": _policy(op.service),
+        "policy_error": _value(sections, "admission", "policy_error", ""),
+        "versions": [
+            {
+                "version": number,
+                "label": record.label,
+                "state": record.state.value,
+                "reason": record.reason,
+                "changed_at": record.changed_at,
+                "loaded": number in loaded,
+                **_process(sections.get(version_owner(number))),
+                "in_flight": _in_flight(sections, number),
+            }
+            for number, record in sorted(state.versions.items())
+        ],
+        "processes": {
+            owner: {"pid": section.pid, "alive": section.alive} for owner, section in sorted(sections.items())
+        },
+    }
+
+
+def _sections(service: Service) -> dict[str, Section]:
+    if not service.live_state.exists():
+        return {}
+    try:
+        live = LiveState(service.live_state, service.run_folder)
+    except LiveStateError as error:
+        raise OperationError(str(error)) from error
+    try:
+        return {section.owner: section for section in live.sections()}
+    finally:
+        live.close()
+
+
+def _server(sections: dict[str, Section]) -> dict[str, Any] | None:
+    section = sections.get("supervisor")
+    if section is None or not section.alive:
+        return None
+    data = section.data
+    named = {name: data.get(name) for name in ("http", "grpc", "metrics", "revivals")}
+    details = data.get("details", {})
+    return {**named, "pid": data.get("server_pid"), "health": details.get("health"), "phase": details.get("phase")}
+
+
+def _policy(service: Service) -> dict[str, Any]:
+    try:
+        return load_policy(service).model_dump(mode="json", by_alias=True)
+    except OperationError as error:
+        return {"error": str(error)}
+
+
+def _value(sections: dict[str, Section], owner: str, key: str, default: Any) -> Any:
+    section = sections.get(owner)
+    return section.data.get(key, default) if section is not None and section.alive else default
+
+
+def _process(section: Section | None) -> dict[str, Any]:
+    if section is None or not section.alive:
+        return {"pid": None, "phase": None}
+    names = ("phase", "progress", "started_at", "device", "running", "waiting", "free_blocks", "total_blocks")
+    return {"pid": section.pid, **{name: section.data.get(name) for name in names}}
+
+
+def _in_flight(sections: dict[str, Section], version: int) -> int:
+    routers = ("router", "router.2", "router_unary", "router_unary.2")
+    return sum(int(_value(sections, owner, "in_flight", {}).get(str(version), 0)) for owner in routers)
