@@ -77,7 +77,7 @@ class Generation:
             for choice in self._choices:
                 choice.reasoning = self._reasoning_parser()
         self._first = _Told(
-            self._prompt_text() if request.repeat_prompt else "",
+            (request.text or "") if request.repeat_prompt else "",
             cancel_token,
             RouteReason.DIRECT.value if direct else None,
         )
@@ -153,11 +153,6 @@ class Generation:
             return params.model_copy(update={"logprobs": 0})
         return params
 
-    def _prompt_text(self) -> str:
-        if self._prompt.text is not None:
-            return self._prompt.text
-        return self._tokenizer.decode(self._prompt.ids, skip_special_tokens=False)
-
     def _reasoning_parser(self) -> ReasoningParser:
         """Starts after the prompt and after what was told elsewhere of the tokens that are resumed from."""
         params = self.request.sampling
@@ -169,7 +164,10 @@ class Generation:
             min_tokens=params.min_tokens,
         )
         seen, _ = told.push(self.request.output_ids)
-        return ReasoningParser(ReasoningParser.prompt_opens_reasoning(self._prompt_text()), seen=seen)
+        prompt = self._prompt.text
+        if prompt is None:
+            prompt = self._tokenizer.decode(self._prompt.ids, skip_special_tokens=False)
+        return ReasoningParser(ReasoningParser.prompt_opens_reasoning(prompt), seen=seen)
 
 
 def _logprobs(position: dict[int, TokenLogprob]) -> dict[str, Any]:

@@ -105,8 +105,8 @@ class VersionModel:
 
     def _serve(self, version: OpenVersion) -> None:
         self._server = VersionServer(version, number=self._number, on_fatal=lambda: os._exit(FATAL_STATUS))
+        self._metrics = VersionMetrics(self._service.name, self._number, self._server.stats)
         self._server.start()
-        self._metrics = VersionMetrics(self._service.name, self._number)
         file = version.file
         self._report.update(
             phase="ready",

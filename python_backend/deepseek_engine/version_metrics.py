@@ -22,9 +22,13 @@ _GAUGES = {
 
 
 class VersionMetrics:
-    """The metric families that a version writes, in a registry of its own."""
+    """The metric families that a version writes, in a registry of its own.
 
-    def __init__(self, service: str, version: int) -> None:
+    Args:
+        stats: the engine's figures before its first request; its totals count from there.
+    """
+
+    def __init__(self, service: str, version: int, stats: EngineStats) -> None:
         self._registry = CollectorRegistry()
         labels = {"service": service, "version": str(version)}
         specs = {spec.name: spec for spec in METRICS if spec.writer == "version"}
@@ -36,7 +40,7 @@ class VersionMetrics:
             name: Gauge(name, specs[name].help, specs[name].labels, registry=self._registry).labels(**labels)
             for name in _GAUGES
         }
-        self._last = dict.fromkeys(_TOTALS, 0)
+        self._last = {name: int(getattr(stats, field)) for name, field in _TOTALS.items()}
 
     def observe(self, stats: EngineStats) -> None:
         """Bring the families up to the engine's present figures."""

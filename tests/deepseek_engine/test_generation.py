@@ -68,11 +68,6 @@ def test_the_prompt_comes_before_the_text_of_each_choice() -> None:
     assert [choice.text for choice in response.choices] == ["one two x", "one two y"]
 
 
-def test_the_prompt_of_ids_is_repeated_as_their_text() -> None:
-    served = generation(repeat_prompt=True, text=None, input_ids=WORDS.encode("one two"))
-    assert served.respond([output(" x")]).choices[0].text == "one two x"
-
-
 def test_a_choice_that_has_ended_is_told_as_ended_in_later_responses() -> None:
     served = generation(sampling=SamplingParams(n=2))
     assert not served.respond([output("a", finish_reason="length")]).finished
@@ -138,6 +133,14 @@ def test_a_cancelled_generation_ends_with_reason_abort() -> None:
 def test_a_failed_generation_has_no_reason() -> None:
     response = generation().respond([output("a")], RequestError(ErrorCode.INTERNAL, "failed"))
     assert response.choices[0].finish_reason is None
+
+
+def test_a_prompt_that_opens_the_reasoning_makes_the_text_reasoning() -> None:
+    apart = RequestExtensions(separate_reasoning=True)
+    for given_as in ({"text": "ask <think>"}, {"text": None, "input_ids": WORDS.encode("ask <think>")}):
+        served = generation(prompt="ask <think>", extensions=apart, **given_as)
+        (choice,) = served.respond([output("so</think>yes", finish_reason="stop")]).choices
+        assert (choice.reasoning, choice.text) == ("so", "yes")
 
 
 @given(st.lists(st.integers(1, 30)), st.integers(0, 60))

@@ -62,13 +62,13 @@ def test_figures_that_fail_once_do_not_silence_it(tmp_path: Path) -> None:
 
 
 def test_samples_are_those_of_the_contract_with_totals_and_states() -> None:
-    metrics = VersionMetrics("deepseek", 2)
+    metrics = VersionMetrics("deepseek", 2, stats(prompt_tokens=1, generated_tokens=4))
     metrics.observe(stats(prompt_tokens=5, generated_tokens=7, running=1, total_blocks=9))
     metrics.observe(stats(prompt_tokens=6, generated_tokens=7, running=0, total_blocks=9))
     samples = {name: (labels, value) for name, labels, value in metrics.samples()}
     assert set(samples) == {spec.name for spec in METRICS if spec.writer == "version"}
     labels = {"service": "deepseek", "version": "2"}
-    assert samples["piccard_prompt_tokens_total"] == (labels, 6.0)
-    assert samples["piccard_generated_tokens_total"] == (labels, 7.0)
+    assert samples["piccard_prompt_tokens_total"] == (labels, 5.0)
+    assert samples["piccard_generated_tokens_total"] == (labels, 3.0)
     assert samples["piccard_sequences_running"] == (labels, 0.0)
     assert samples["piccard_cache_blocks_total"] == (labels, 9.0)
