@@ -1,0 +1,24 @@
+"""Runs the device kernels' tests in Triton's interpreter, one process a file."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FILES = sorted(Path(__file__).parent.glob("test_*_triton.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_passes_in_the_interpreter(file: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu", str(file)],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        cwd=file.parents[3],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    assert " passed" in result.stdout
