@@ -1,0 +1,66 @@
+"""Names and ranges of sampling parameters."""
+
+from typing import Any
+
+import pytest
+from piccard_contract.sampling import SamplingParams
+from pydantic import ValidationError
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n": 0},
+        {"n": 17, "temperature": 1},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_p": 0},
+        {"top_p": 1.01},
+        {"top_p": float("nan")},
+        {"top_k": -2},
+        {"min_p": 1.5},
+        {"presence_penalty": 2.1},
+        {"frequency_penalty": float("nan")},
+        {"repetition_penalty": 0},
+        {"seed": 2**63},
+        {"stop": [""]},
+        {"stop": ["x"] * 17},
+        {"stop": ["x"], "detokenize": False},
+        {"stop_token_ids": [-1]},
+        {"max_tokens": 0},
+        {"max_tokens": 1.5},
+        {"min_tokens": 5, "max_tokens": 4},
+        {"logprobs": 21},
+        {"prompt_logprobs": -1},
+        {"logit_bias": {"-1": 1.0}},
+        {"n": 2, "temperature": 0},
+        {"best_of": 2},
+    ],
+    ids=str,
+)
+def test_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        SamplingParams.model_validate(settings)
+
+
+def test_one_stop_string_is_a_list() -> None:
+    assert SamplingParams.model_validate({"stop": "END"}).stop == ["END"]
+
+
+def test_logit_bias_is_clamped() -> None:
+    assert SamplingParams.model_validate({"logit_bias": {"7": 1e9, "8": -1e9}}).logit_bias == {7: 100.0, 8: -100.0}
+
+
+def test_no_end_may_be_asked_for() -> None:
+    assert SamplingParams.model_validate({"max_tokens": None}).max_tokens is None
+
+
+@pytest.mark.parametrize(("seed", "fixed"), [(None, None), (-1, None), (0, 0), (5, 5)])
+def test_fixed_seed(seed: int | None, fixed: int | None) -> None:
+    assert SamplingParams(seed=seed).fixed_seed == fixed
+
+
+@pytest.mark.parametrize(("temperature", "greedy"), [(0.0, True), (1e-6, True), (1e-4, False), (1.0, False)])
+def test_greedy(temperature: float, greedy: bool) -> None:
+    assert SamplingParams(temperature=temperature).greedy is greedy
