@@ -8,6 +8,9 @@ from torch import Tensor
 Cache = dict[str, Tensor]
 """Plane name to Tensor [layers, num_blocks * block_size, width]."""
 
+LayerCache = dict[str, Tensor]
+"""Plane name to one layer's Tensor [num_blocks * block_size, width]."""
+
 
 @dataclass(frozen=True, slots=True)
 class CachePlane:

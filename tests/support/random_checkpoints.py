@@ -1,8 +1,8 @@
 """Small random checkpoints of every family, written by transformers with the names that real ones have on disk.
 
-Default initialisation hides mistakes: every norm weight is one, the correction bias zero, the logits nearly flat. So norm
-weights lie in 0.5-1.5, the bias is N(0, 0.5), queries and gates are scaled until attention and routing are decided, and
-the latents are made small, so that the epsilon of their norms shows.
+Default initialisation hides mistakes: every norm weight is one, the correction bias zero, the logits nearly flat. So
+norm weights lie in 0.5-1.5, the bias is N(0, 0.5), queries and gates are scaled until attention and routing are decided,
+and the latents are made small, so that the epsilon of their norms shows.
 """
 
 from pathlib import Path
@@ -123,6 +123,9 @@ def make_checkpoint(family: str, folder: Path, *, max_shard_size: str = "50GB") 
         model = FAMILIES[family]()
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             _randomize(name, tensor)
+        if model.config.tie_word_embeddings:
+            # As a head, the embedding's rows would make logits many times sharper than the others'.
+            model.get_input_embeddings().weight.data *= 0.25
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 
@@ -149,9 +152,9 @@ def _randomize(name: str, tensor: torch.Tensor) -> None:
         return
     if "norm" in name:
         tensor.uniform_(0.5, 1.5)
-    elif name.endswith("e_score_correction_bias"):
-        tensor.normal_(0.0, 0.5)
     elif "embed_tokens" in name:
+        tensor.normal_(0.0, 1.0)
+    elif name.endswith("e_score_correction_bias"):
         tensor.normal_(0.0, 0.5)
     elif name.endswith("bias"):
         tensor.normal_(0.0, 0.3)

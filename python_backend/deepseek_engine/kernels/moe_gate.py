@@ -41,17 +41,17 @@ def noaux_tc(
     scores = torch.sigmoid(logits)
     biased = scores + bias
     if topk_groups < groups:
-        group_scores = biased.unflatten(-1, (groups, -1)).topk(2, dim=-1, sorted=False).values.sum(-1)
+        group_scores = biased.view(-1, groups, biased.shape[-1] // groups).topk(2, dim=-1, sorted=False)[0].sum(-1)
         biased = _within_best_groups(biased, group_scores, topk_groups, masked=MASKED_SCORE)
-    experts = torch.topk(biased, top_k, dim=-1, sorted=False).indices
+    experts = torch.topk(biased, top_k, dim=-1, sorted=False)[1]
     return _scaled(scores.gather(-1, experts), normalize, scaling), experts
 
 
 def _within_best_groups(scores: Tensor, group_scores: Tensor, topk_groups: int, *, masked: float) -> Tensor:
-    best = torch.topk(group_scores, topk_groups, dim=-1, sorted=False).indices
+    best = torch.topk(group_scores, topk_groups, dim=-1, sorted=False)[1]
     dropped = torch.ones_like(group_scores, dtype=torch.bool).scatter_(-1, best, False)
-    grouped = scores.unflatten(-1, (group_scores.shape[-1], -1))
-    return grouped.masked_fill(dropped.unsqueeze(-1), masked).flatten(-2)
+    grouped = scores.view(*group_scores.shape, -1)
+    return grouped.masked_fill(dropped.unsqueeze(-1), masked).view_as(scores)
 
 
 def _scaled(weights: Tensor, normalize: bool, scaling: float) -> Tensor:

@@ -13,15 +13,17 @@ def rotations(positions: Tensor, inv_freq: Tensor, factor: float) -> Tensor:
     return torch.polar(torch.full_like(angles, factor), angles).unsqueeze(1)
 
 
-def rotate_pairs(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turn each pair (x[2i], x[2i + 1]), read as a complex number, by rotation[i].
+def rotate_pairs_(x: Tensor, rotation: Tensor) -> Tensor:
+    """Turn each pair (x[2i], x[2i + 1]), read as a complex number, by rotation[i], in place.
 
-    x [T, heads, d], its strides even but for the last; rotation complex64 [T, 1, d / 2]. Computed in float32, returned
-    in x's dtype. This is the layout of DeepSeek's checkpoints (RoFormer, arXiv:2104.09864, equation 34); those with
-    halves apart are re-ordered by `interleaving` when they are loaded.
+    x [T, heads, d], its last stride 1 and the others even; rotation complex64 [T, 1, d / 2]. Computed in float32.
+    Returns x. This is the layout of DeepSeek's checkpoints (RoFormer, arXiv:2104.09864, equation 34); those with halves
+    apart are re-ordered by `interleaving` when they are loaded.
     """
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * rotation).flatten(-2).to(x.dtype)
+    if x.dtype != torch.float32:
+        return x.copy_(rotate_pairs_(x.float(), rotation))
+    torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)).mul_(rotation)
+    return x
 
 
 def interleaving(dim: int) -> Tensor:

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deepseek_engine.batch import Batch
-from deepseek_engine.cache_spec import Cache, CacheSpec
+from deepseek_engine.cache_spec import Cache, CacheSpec, LayerCache
 from deepseek_engine.kernels import rope
 from deepseek_engine.kernels.attention_plan import AttentionPlan, attention_plan
+from deepseek_engine.kernels.linear import input_major, linear
 from deepseek_engine.kernels.rms_norm import rms_norm
 from deepseek_engine.models.config import ModelConfig
 from deepseek_engine.models.rope_frequencies import rope_frequencies, rotation_factor
@@ -19,11 +20,17 @@ from deepseek_engine.models.weights import Checkpoint
 
 
 class Attention(Protocol):
-    def forward(self, x: Tensor, rotation: Tensor, plan: AttentionPlan, cache: Cache, layer: int) -> Tensor: ...
+    """x is the normalised residual; both [T, hidden]. Returns the residual with the layer's output added."""
+
+    def forward(
+        self, x: Tensor, residual: Tensor, rotation: Tensor, plan: AttentionPlan, cache: LayerCache
+    ) -> Tensor: ...
 
 
 class Mlp(Protocol):
-    def forward(self, x: Tensor) -> Tensor: ...
+    """As Attention."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor: ...
 
 
 @dataclass(slots=True)
@@ -57,7 +64,7 @@ class Decoder:
         self.layers = [_load_layer(checkpoint, config, layer, load_layer) for layer in range(config.num_hidden_layers)]
         self.norm = checkpoint.tensor("model.norm.weight", config.hidden_size)
         tied = config.tie_word_embeddings
-        self.lm_head = self.embedding if tied else checkpoint.tensor("lm_head.weight", *vocabulary)
+        self.lm_head = input_major(self.embedding if tied else checkpoint.tensor("lm_head.weight", *vocabulary))
         self._inv_freq = rope_frequencies(config.rope, rotary_dim).to(checkpoint.device)
         self._rotation_factor = rotation_factor(config.rope)
 
@@ -71,16 +78,18 @@ class Decoder:
         plan = attention_plan(batch, self._dtype)
         rotation = rope.rotations(batch.positions, self._inv_freq, self._rotation_factor)
         hidden = F.embedding(batch.token_ids, self.embedding)
+        planes = {name: plane.unbind(0) for name, plane in cache.items()}
         for index, layer in enumerate(self.layers):
+            layer_cache = {name: plane[index] for name, plane in planes.items()}
             normed = rms_norm(hidden, layer.input_norm, eps)
-            hidden = hidden + layer.attention.forward(normed, rotation, plan, cache, index)
-            hidden = hidden + layer.mlp.forward(rms_norm(hidden, layer.post_attention_norm, eps))
+            hidden = layer.attention.forward(normed, hidden, rotation, plan, layer_cache)
+            hidden = layer.mlp.forward(rms_norm(hidden, layer.post_attention_norm, eps), hidden)
         return rms_norm(hidden, self.norm, eps)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] after the final norm -> float32 [N, vocab]."""
-        return F.linear(hidden, self.lm_head).float()
+        return linear(hidden, self.lm_head).float()
 
 
 def _load_layer(

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from deepseek_engine.cache_spec import Cache
+from deepseek_engine.cache_spec import LayerCache
 from deepseek_engine.kernels import rope
 from deepseek_engine.kernels.attention_plan import AttentionPlan
+from deepseek_engine.kernels.linear import input_major, linear
 from deepseek_engine.kernels.paged_attention import paged_attention
 from deepseek_engine.kernels.rms_norm import rms_norm
 from deepseek_engine.models.config import LlamaConfig
@@ -21,11 +21,12 @@ class GroupedAttention:
 
     config: LlamaConfig
     qkv: Tensor
-    """[(H + 2 * K) * d, hidden]; the rows of q and k are ordered so that rotary pairs lie together."""
+    """[hidden, (H + 2 * K) * d]; the columns of q and k are ordered so that rotary pairs lie together."""
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
     proj_out: Tensor
+    """[H * d, hidden]."""
     proj_out_bias: Tensor | None
 
     @classmethod
@@ -44,35 +45,35 @@ class GroupedAttention:
         proj_out_bias = checkpoint.tensor(f"{prefix}.o_proj.bias", hidden) if config.attention_bias else None
         return cls(
             config=config,
-            qkv=_joined(weights, pairs),
-            qkv_bias=_joined(biases, pairs) if biases else None,
+            qkv=input_major(*_ordered(weights, pairs)),
+            qkv_bias=torch.cat(_ordered(biases, pairs)) if biases else None,
             q_norm=norms[0] if norms else None,
             k_norm=norms[1] if norms else None,
-            proj_out=checkpoint.tensor(f"{prefix}.o_proj.weight", hidden, heads["q_proj"] * d),
+            proj_out=input_major(checkpoint.tensor(f"{prefix}.o_proj.weight", hidden, heads["q_proj"] * d)),
             proj_out_bias=proj_out_bias,
         )
 
-    def forward(self, x: Tensor, rotation: Tensor, plan: AttentionPlan, cache: Cache, layer: int) -> Tensor:
-        """x [T, hidden]; writes the tokens' keys and values to the planes "k" and "v" and attends to them."""
-        heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
-        qkv = F.linear(x, self.qkv, self.qkv_bias).unflatten(-1, (-1, self.config.head_dim))
-        qk, v = qkv.split((heads + kv_heads, kv_heads), dim=1)
+    def forward(self, x: Tensor, residual: Tensor, rotation: Tensor, plan: AttentionPlan, cache: LayerCache) -> Tensor:
+        """Writes the tokens' keys and values to the planes "k" and "v" and attends to them."""
+        heads, kv_heads, d = self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim
+        qkv = linear(x, self.qkv, self.qkv_bias).view(-1, heads + 2 * kv_heads, d)
+        qk, v = qkv.narrow(1, 0, heads + kv_heads), qkv.narrow(1, heads + kv_heads, kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
             eps = self.config.rms_norm_eps
             qk = torch.cat(
                 (rms_norm(qk[:, :heads], self.q_norm, eps), rms_norm(qk[:, heads:], self.k_norm, eps)), dim=1
             )
-        q, k = rope.rotate_pairs(qk, rotation).split((heads, kv_heads), dim=1)
-        keys, values = (
-            cache[name][layer].index_copy_(0, plan.slots, entry.flatten(1).to(cache[name].dtype))
-            for name, entry in (("k", k), ("v", v))
-        )
-        mixed = paged_attention(q, keys, values, plan, self.config.head_dim**-0.5)
-        return F.linear(mixed, self.proj_out, self.proj_out_bias)
+        rope.rotate_pairs_(qk, rotation)
+        keys = cache["k"].index_copy_(0, plan.slots, qk.narrow(1, heads, kv_heads).flatten(1))
+        values = cache["v"].index_copy_(0, plan.slots, v.flatten(1))
+        mixed = paged_attention(qk.narrow(1, 0, heads), keys, values, plan, d**-0.5)
+        if self.proj_out_bias is not None:
+            residual = residual + self.proj_out_bias
+        return torch.addmm(residual, mixed, self.proj_out)
 
 
-def _joined(parts: dict[str, Tensor], pairs: Tensor) -> Tensor:
-    """q, k and v rows as one, each head of q and k re-ordered by `pairs`."""
+def _ordered(parts: dict[str, Tensor], pairs: Tensor) -> list[Tensor]:
+    """The rows of q, k and v, each head of q and k re-ordered by `pairs`."""
     d = pairs.shape[0]
     ordered = [parts[name].unflatten(0, (-1, d))[:, pairs].flatten(0, 1) for name in ("q_proj", "k_proj")]
-    return torch.cat((*ordered, parts["v_proj"]))
+    return [*ordered, parts["v_proj"]]

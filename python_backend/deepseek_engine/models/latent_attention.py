@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from deepseek_engine.cache_spec import Cache
+from deepseek_engine.cache_spec import LayerCache
 from deepseek_engine.kernels import rope
 from deepseek_engine.kernels.attention_plan import AttentionPlan
+from deepseek_engine.kernels.linear import input_major, linear
 from deepseek_engine.kernels.mla_attention import mla_attention
-from deepseek_engine.kernels.rms_norm import rms_norm
+from deepseek_engine.kernels.rms_norm import SegmentNorm
 from deepseek_engine.models.config import DeepseekConfig
 from deepseek_engine.models.rope_frequencies import yarn_mscale
 from deepseek_engine.models.weights import Checkpoint
@@ -34,15 +34,16 @@ class LatentAttention:
     config: DeepseekConfig
     scale: float
     proj_in: Tensor
-    """[q_lora or H * (nope + rope), + kv_lora + rope, hidden]: what reads the hidden state, as one product."""
+    """[hidden, (q_lora or H * (nope + rope)) + kv_lora + rope]: what reads the hidden state, as one product."""
     proj_in_bias: Tensor | None
-    q_norm: Tensor | None
+    norm: SegmentNorm
+    """Of proj_in's q_lora and kv_lora columns."""
     q_b: Tensor | None
-    """[H * (nope + rope), q_lora]; None, as q_norm, for a model without query compression."""
-    kv_norm: Tensor
+    """[q_lora, H * (nope + rope)]; None for a model without query compression."""
     kv_b: Tensor
     """[H, nope + v, kv_lora]."""
     proj_out: Tensor
+    """[H * v, hidden]."""
     proj_out_bias: Tensor | None
 
     @classmethod
@@ -58,42 +59,40 @@ class LatentAttention:
         if config.attention_bias:
             biases = [_bias(checkpoint, prefix, *q_in, present=bool(q_rank)), _bias(checkpoint, prefix, *kv_in)]
             proj_out_bias = checkpoint.tensor(f"{prefix}.o_proj.bias", hidden)
-        q_b = checkpoint.tensor(f"{prefix}.q_b_proj.weight", heads * width, q_rank) if q_rank else None
+        q_b = input_major(checkpoint.tensor(f"{prefix}.q_b_proj.weight", heads * width, q_rank)) if q_rank else None
+        kv_norm = checkpoint.tensor(f"{prefix}.kv_a_layernorm.weight", rank)
+        norms = [(q_in[1], kv_norm)]
+        if q_rank:
+            norms.append((0, checkpoint.tensor(f"{prefix}.q_a_layernorm.weight", q_rank)))
         return cls(
             config=config,
             scale=softmax_scale(config),
-            proj_in=torch.cat(weights),
+            proj_in=input_major(*weights),
             proj_in_bias=torch.cat(biases) if config.attention_bias else None,
-            q_norm=checkpoint.tensor(f"{prefix}.q_a_layernorm.weight", q_rank) if q_rank else None,
+            norm=SegmentNorm.over(q_in[1] + kv_in[1], norms, LATENT_NORM_EPS),
             q_b=q_b,
-            kv_norm=checkpoint.tensor(f"{prefix}.kv_a_layernorm.weight", rank),
             kv_b=checkpoint.tensor(f"{prefix}.kv_b_proj.weight", heads * kv_b_rows, rank).view(heads, kv_b_rows, rank),
-            proj_out=checkpoint.tensor(f"{prefix}.o_proj.weight", hidden, heads * config.v_head_dim),
+            proj_out=input_major(checkpoint.tensor(f"{prefix}.o_proj.weight", hidden, heads * config.v_head_dim)),
             proj_out_bias=proj_out_bias,
         )
 
-    def forward(self, x: Tensor, rotation: Tensor, plan: AttentionPlan, cache: Cache, layer: int) -> Tensor:
-        """x [T, hidden]; writes the tokens' entries to the cache's plane "latent" and attends to it."""
+    def forward(self, x: Tensor, residual: Tensor, rotation: Tensor, plan: AttentionPlan, cache: LayerCache) -> Tensor:
+        """Writes the tokens' entries to the plane "latent" and attends to it."""
         config = self.config
-        rank, rotary = config.kv_lora_rank, config.qk_rope_head_dim
-        q_in, latent, k_pe = F.linear(x, self.proj_in, self.proj_in_bias).split(
-            (self.proj_in.shape[0] - rank - rotary, rank, rotary), dim=-1
-        )
-        entry = torch.cat(
-            (
-                rms_norm(latent, self.kv_norm, LATENT_NORM_EPS),
-                rope.rotate_pairs(k_pe.unsqueeze(1), rotation).squeeze(1),
-            ),
-            dim=-1,
-        )
-        plane = cache["latent"][layer].index_copy_(0, plan.slots, entry.to(cache["latent"].dtype))
-        if self.q_norm is not None and self.q_b is not None:
-            q_in = F.linear(rms_norm(q_in, self.q_norm, LATENT_NORM_EPS), self.q_b)
-        q_nope, q_pe = q_in.unflatten(-1, (config.num_attention_heads, -1)).split(
-            (config.qk_nope_head_dim, rotary), dim=-1
-        )
-        mixed = mla_attention(q_nope, rope.rotate_pairs(q_pe, rotation), plane, self.kv_b, plan, self.scale)
-        return F.linear(mixed, self.proj_out, self.proj_out_bias)
+        rank, nope, rotary = config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim
+        projected = self.norm.forward(linear(x, self.proj_in, self.proj_in_bias))
+        q_width = projected.shape[1] - rank - rotary
+        rope.rotate_pairs_(projected.narrow(1, q_width + rank, rotary).unsqueeze(1), rotation)
+        latents = cache["latent"].index_copy_(0, plan.slots, projected.narrow(1, q_width, rank + rotary))
+        q = projected.narrow(1, 0, q_width)
+        if self.q_b is not None:
+            q = linear(q, self.q_b)
+        q = q.view(-1, config.num_attention_heads, nope + rotary)
+        rope.rotate_pairs_(q.narrow(2, nope, rotary), rotation)
+        mixed = mla_attention(q, latents, self.kv_b, plan, self.scale, nope)
+        if self.proj_out_bias is not None:
+            residual = residual + self.proj_out_bias
+        return torch.addmm(residual, mixed, self.proj_out)
 
 
 def _bias(checkpoint: Checkpoint, prefix: str, name: str, rows: int, present: bool = True) -> Tensor:

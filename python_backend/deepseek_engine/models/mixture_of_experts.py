@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from deepseek_engine.kernels import moe_gate
+from deepseek_engine.kernels.linear import input_major, linear
 from deepseek_engine.kernels.moe_experts import moe_experts
 from deepseek_engine.models.config import DeepseekConfig
 from deepseek_engine.models.weights import Checkpoint
@@ -18,11 +18,11 @@ class MixtureOfExperts:
 
     config: DeepseekConfig
     gate: Tensor
-    """float32 [E, hidden], whatever the model's dtype: the choice is made in float32."""
+    """float32 [hidden, E], whatever the model's dtype: the choice is made in float32."""
     bias: Tensor | None
     """float32 [E], e_score_correction_bias, of the noaux_tc gate."""
     gate_up: Tensor
-    """[E + shared, 2 * I, hidden]."""
+    """[hidden, E + shared, 2 * I]."""
     down: Tensor
     """[E + shared, I, hidden]."""
 
@@ -35,20 +35,20 @@ class MixtureOfExperts:
         gate_up, down = _load_experts(checkpoint, prefix, config)
         return cls(
             config=config,
-            gate=checkpoint.tensor(f"{prefix}.gate.weight", experts, hidden, dtype=torch.float32),
+            gate=input_major(checkpoint.tensor(f"{prefix}.gate.weight", experts, hidden, dtype=torch.float32)),
             bias=bias,
             gate_up=gate_up,
             down=down,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         weights, experts = self.route(x)
-        return moe_experts(x, weights, experts, self.gate_up, self.down, self.config.n_shared_experts)
+        return moe_experts(x, residual, weights, experts, self.gate_up, self.down, self.config.n_shared_experts)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights float32 [T, top_k] and experts int64 [T, top_k]."""
         config = self.config
-        logits = F.linear(x.float(), self.gate)
+        logits = linear(x if x.dtype == torch.float32 else x.float(), self.gate)
         top_k, normalize, scaling = config.num_experts_per_tok, config.norm_topk_prob, config.routed_scaling_factor
         if config.topk_method == "greedy":
             return moe_gate.greedy(logits, top_k=top_k, normalize=normalize, scaling=scaling)
@@ -67,17 +67,21 @@ def _load_experts(checkpoint: Checkpoint, prefix: str, config: DeepseekConfig) -
     routed, shared = config.n_routed_experts, config.n_shared_experts
     hidden, inner = config.hidden_size, config.moe_intermediate_size
     dtype, device = checkpoint.dtype, checkpoint.device
-    gate_up = torch.empty(routed + shared, 2, inner, hidden, dtype=dtype, device=device)
+    gate_up = torch.empty(hidden, routed + shared, 2, inner, dtype=dtype, device=device)
     down = torch.empty(routed + shared, inner, hidden, dtype=dtype, device=device)
     for expert in range(routed):
         name = f"{prefix}.experts.{expert}"
-        gate_up[expert, 0] = checkpoint.tensor(f"{name}.gate_proj.weight", inner, hidden)
-        gate_up[expert, 1] = checkpoint.tensor(f"{name}.up_proj.weight", inner, hidden)
+        gate_up[:, expert, 0] = checkpoint.tensor(f"{name}.gate_proj.weight", inner, hidden).t()
+        gate_up[:, expert, 1] = checkpoint.tensor(f"{name}.up_proj.weight", inner, hidden).t()
         down[expert] = checkpoint.tensor(f"{name}.down_proj.weight", hidden, inner).t()
     if shared:
         name = f"{prefix}.shared_experts"
         width = shared * inner
-        gate_up[routed:, 0] = checkpoint.tensor(f"{name}.gate_proj.weight", width, hidden).view(shared, inner, hidden)
-        gate_up[routed:, 1] = checkpoint.tensor(f"{name}.up_proj.weight", width, hidden).view(shared, inner, hidden)
-        down[routed:] = checkpoint.tensor(f"{name}.down_proj.weight", hidden, width).t().view(shared, inner, hidden)
-    return gate_up.flatten(1, 2), down
+        gate_up[:, routed:, 0] = (
+            checkpoint.tensor(f"{name}.gate_proj.weight", width, hidden).t().unflatten(1, (shared, inner))
+        )
+        gate_up[:, routed:, 1] = (
+            checkpoint.tensor(f"{name}.up_proj.weight", width, hidden).t().unflatten(1, (shared, inner))
+        )
+        down[routed:] = checkpoint.tensor(f"{name}.down_proj.weight", hidden, width).t().unflatten(0, (shared, inner))
+    return gate_up.flatten(2), down
