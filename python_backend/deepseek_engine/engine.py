@@ -96,8 +96,7 @@ class Engine:
         self._requests[request.id] = choices
         self._prompt_tokens += len(request.prompt_ids)
         for choice in choices.values():
-            if choice.finish is None:
-                self._scheduler.add(choice.sequence)
+            self._scheduler.add(choice.sequence)
         # Tokens generated elsewhere may have ended the text already.
         for choice in [choice for choice in choices.values() if choice.finish is not None]:
             self._end(choice, choice.output([], ""))

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# A nucleus is nearly always among this many most likely tokens; where it is not, the whole row is sorted.
-_NUCLEUS_HEAD = 256
+# A nucleus is nearly always among the 256 most likely tokens; where it is not, more of the row is sorted.
+_NUCLEUS_HEADS = (256, 2048)
 
 
 def apply_penalties(
@@ -79,12 +79,13 @@ def apply_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
     """
     log_total = logits.logsumexp(dim=-1, keepdim=True)
     vocabulary = logits.shape[-1]
-    head = min(_NUCLEUS_HEAD, vocabulary)
-    values, mass = _descending_mass(logits, log_total, head)
-    if head < vocabulary and bool((mass[:, -1:] < top_p).any()):
-        values, mass = _descending_mass(logits, log_total, vocabulary)
+    for head in (*(size for size in _NUCLEUS_HEADS if size < vocabulary), vocabulary):
+        values, mass = _descending_mass(logits, log_total, head)
+        if head == vocabulary or bool(((mass[:, -1:] >= top_p) | (top_p >= 1.0)).all()):
+            break
     above = torch.cat((torch.zeros_like(mass[:, :1]), mass[:, :-1]), dim=-1)
-    kept = (above < top_p).sum(dim=-1, keepdim=True)
+    # A row of NaN, which the caller reports as failed, keeps none.
+    kept = (above < top_p).sum(dim=-1, keepdim=True).clamp_(min=1)
     floor = values.gather(-1, kept - 1).masked_fill(top_p >= 1.0, float("-inf"))
     return logits.masked_fill(logits < floor, float("-inf"))
 

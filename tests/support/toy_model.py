@@ -68,14 +68,10 @@ class ToyModel:
         cache["tokens"][0, batch.slots, 0] = values
         states = []
         for row, context in enumerate(batch.context_lengths):
-            offsets = torch.arange(batch.block_size)
-            slots = (batch.block_tables[row].unsqueeze(-1) * batch.block_size + offsets).flatten()
+            places = torch.arange(context)
+            slots = batch.block_tables[row, places // batch.block_size] * batch.block_size + places % batch.block_size
             kept = cache["tokens"][0, slots, 0].to(torch.float64)
-            # Like attention over whole blocks: what lies past the context gets weight 0, and 0 · NaN is NaN.
-            weights = torch.arange(len(slots), dtype=torch.float64) * 37 + 11
-            inside = torch.arange(len(slots)) < context
-            unused = (kept * ~inside).sum()
-            hashes = (kept * weights).cumsum(0)[context - counts[row] : context] + unused
+            hashes = (kept * (places * 37 + 11)).cumsum(0)[context - counts[row] :]
             states.append(hashes.remainder(_STATES))
         return torch.cat(states).unsqueeze(-1)
 

@@ -30,7 +30,6 @@ class TorchHandle:
     sampled_rows: list[int]
     sample: Sample | None
     prompt_logprobs: dict[int, list[LogprobTensors]]
-    block_tables: Tensor | None
 
 
 class TorchRunner:
@@ -65,7 +64,7 @@ class TorchRunner:
         self._update(plan)
         rows = plan.rows
         if not rows:
-            return TorchHandle(0, [], None, {}, None)
+            return TorchHandle(0, [], None, {})
         batch = self._batch(rows)
         hidden = self._model.forward(batch, self._cache)
         prompt_logprobs = {
@@ -75,21 +74,19 @@ class TorchRunner:
         }
         sampled = [index for index, row in enumerate(rows) if row.sample]
         sample = self._sample(rows, sampled, hidden, batch.query_starts) if sampled else None
-        return TorchHandle(len(rows), sampled, sample, prompt_logprobs, batch.block_tables)
+        return TorchHandle(len(rows), sampled, sample, prompt_logprobs)
 
     def collect(self, handle: TorchHandle) -> StepResult:
-        """Bring a step's tokens and log-probabilities to the host, and mend the cache where a row broke it."""
+        """Bring a step's tokens and log-probabilities to the host."""
         result = StepResult(token_ids=[[] for _ in range(handle.num_rows)])
         result.prompt_logprobs = {row: _to_host(parts) for row, parts in handle.prompt_logprobs.items()}
-        if handle.sample is None or handle.block_tables is None:
+        if handle.sample is None:
             return result
         for index, cause in handle.sample.errors().items():
             result.errors[handle.sampled_rows[index]] = cause
         tokens = handle.sample.tokens.tolist()
         for row, token in zip(handle.sampled_rows, tokens, strict=True):
-            if row in result.errors:
-                self._mend(handle.block_tables[row])
-            else:
+            if row not in result.errors:
                 result.token_ids[row] = [token]
         for index, logprobs in handle.sample.row_logprobs().items():
             if handle.sampled_rows[index] not in result.errors:
@@ -167,17 +164,6 @@ class TorchRunner:
             targets = torch.tensor(known[first:stop], dtype=torch.int64, device=self._device)
             parts.append(sampling.gather_logprobs(logits, targets, count))
         return parts
-
-    def _mend(self, blocks: Tensor) -> None:
-        """Put zeros where a failed sequence left numbers that are none.
-
-        Attention may read whole blocks and give what lies past the context a weight of 0, but 0 · NaN is NaN: the
-        blocks' next owner would fail too. Sound values stay, since others may share them.
-        """
-        offsets = torch.arange(self.block_size, device=self._device)
-        slots = (blocks.unsqueeze(-1) * self.block_size + offsets).flatten()
-        for plane in self._cache.values():
-            plane[:, slots] = plane[:, slots].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _to_host(parts: list[LogprobTensors]) -> RowLogprobs:
