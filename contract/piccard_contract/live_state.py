@@ -173,13 +173,8 @@ class SectionWriter:
         self._sequence += 1
         start = self._offset + _SECTION_HEADER.size
         self._map[start : start + len(payload)] = payload
-        _SECTION_HEADER.pack_into(
-            self._map,
-            self._offset,
-            self._name,
-            os.getpid(),
-            len(payload),
-            zlib.crc32(payload),
-            self._sequence,
-            time.time(),
+        header = _SECTION_HEADER.pack(
+            self._name, os.getpid(), len(payload), zlib.crc32(payload), self._sequence, time.time()
         )
+        # Not pack_into, which clears the header first: a reader would see a section without an owner.
+        self._map[self._offset : self._offset + len(header)] = header
