@@ -63,7 +63,7 @@ def test_profiles_differ_and_take_changes():
 
 
 def test_unknown_profiles_and_fields_are_named():
-    with pytest.raises(ValueError, match="'fast'.*balanced"):
+    with pytest.raises(ValueError, match=r"'fast'.*balanced"):
         profile("fast")
-    with pytest.raises(ValueError, match="blocksize.*block_size"):
+    with pytest.raises(ValueError, match=r"blocksize.*block_size"):
         profile("balanced", blocksize=16)
