@@ -1,0 +1,49 @@
+# `make help` lists what there is. Every target sets up what it needs; PICCARD_HOME and SERVE_ARGS are yours to set.
+PICCARD_HOME ?= .piccard
+SERVE_ARGS ?=
+TEST_ARGS ?=
+BIN := .venv/bin
+LOCKED := requirements/torch.txt requirements/runtime.txt requirements/dev.txt pyproject.toml tools/environment.sh
+SOURCES := contract python_backend ensemble tools
+export PICCARD_HOME
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint fmt bench lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+serve: .venv/.runtime ## set up, make the home .piccard/ and run the server in the foreground
+	@$(BIN)/piccard init
+	@exec $(BIN)/piccard serve $(SERVE_ARGS)
+
+test: .venv/.dev ## set up and run every test, those on a real server too
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TEST_ARGS)
+
+lint: .venv/.dev ## ruff, mypy and the import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(foreach folder,$(SOURCES),$(wildcard $(folder)/*/))
+	$(BIN)/lint-imports
+
+fmt: .venv/.dev ## format and sort imports
+	$(BIN)/ruff check --fix --select I .
+	$(BIN)/ruff format .
+
+bench: .venv/.dev ## run the benchmarks of benchmarks/
+	@for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
+
+lock: .venv/.dev ## write requirements/ from what is installed in .venv
+	$(BIN)/python tools/lock_requirements.py
+
+clean: ## remove the environment and what tools left; homes stay
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.runtime: $(LOCKED)
+	@tools/environment.sh runtime
+	@touch $@
+
+.venv/.dev: $(LOCKED)
+	@tools/environment.sh dev
+	@touch $@ .venv/.runtime

@@ -1,0 +1,73 @@
+#!/bin/sh
+# Makes the virtual environment .venv with locked versions.
+#   environment.sh runtime   what serving needs
+#   environment.sh dev       tests and linters too
+# PYTHON names an interpreter to use; PIP_TORCH_ARGS adds options to the installation of torch, such as an index of its builds.
+set -eu
+cd "$(dirname "$0")/.."
+venv=.venv
+
+usable() {
+    "$1" - >/dev/null 2>&1 <<'PY'
+import ensurepip, os, sys, sysconfig, venv
+assert sys.version_info[:2] in ((3, 11), (3, 12))
+name = sysconfig.get_config_var("INSTSONAME")
+folders = [sysconfig.get_config_var("LIBDIR"), os.path.join(sys.base_prefix, "lib")]
+multiarch = sysconfig.get_config_var("MULTIARCH")
+folders += [f"/usr/lib/{multiarch}", f"/lib/{multiarch}"] if multiarch else []
+assert ".so" in name and any(os.path.exists(os.path.join(folder, name)) for folder in folders)
+PY
+}
+
+make_venv() {
+    for python in ${PYTHON:-python3 python3.12 python3.11}; do
+        if command -v "$python" >/dev/null 2>&1 && usable "$python"; then
+            echo "making $venv with $(command -v "$python")"
+            "$python" -m venv --clear "$venv"
+            return
+        fi
+    done
+    if [ -z "${PYTHON:-}" ] && command -v uv >/dev/null 2>&1; then
+        echo "making $venv with uv's managed Python 3.12"
+        uv venv --quiet --seed --clear --python-preference only-managed --python 3.12 "$venv"
+        return
+    fi
+    echo "Piccard needs Python 3.11 or 3.12 with venv and its shared library: install python3.11-venv and libpython3.11" \
+        "(Debian 12), python3.12-venv and libpython3.12 (Ubuntu 24.04), or uv, and run make again." >&2
+    exit 1
+}
+
+install_torch() {
+    pip="$venv/bin/python -m pip install --quiet"
+    torch=$(grep '^torch==' requirements/torch.txt)
+    if "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '${torch#torch==}')" 2>/dev/null; then
+        return
+    fi
+    echo "installing $torch"
+    if [ -n "${PIP_TORCH_ARGS:-}" ]; then
+        # shellcheck disable=SC2086
+        $pip $PIP_TORCH_ARGS "$torch"
+    elif [ -e /dev/nvidiactl ]; then
+        $pip "$torch"
+    # Without a GPU the small build, where one can be had; else the one that serves GPUs too.
+    elif $pip "$torch+cpu" 2>/dev/null; then
+        :
+    elif command -v uv >/dev/null 2>&1 && uv pip install --quiet --python "$venv/bin/python" --torch-backend cpu "$torch" 2>/dev/null; then
+        :
+    else
+        $pip "$torch"
+    fi
+}
+
+if [ ! -x "$venv/bin/python" ] || ! usable "$venv/bin/python"; then
+    make_venv
+fi
+install_torch
+files="-r requirements/torch.txt -r requirements/runtime.txt"
+if [ "${1:-runtime}" = dev ]; then
+    files="$files -r requirements/dev.txt"
+fi
+echo "installing the locked versions"
+# shellcheck disable=SC2086
+"$venv/bin/python" -m pip install --quiet $files
+"$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
