@@ -1,6 +1,7 @@
 """A response as data: what a version sends, what the router merges, what a client gets."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,7 +164,7 @@ def parse_response(outputs: Mapping[str, Sequence[Any]]) -> Response:
                 text=text,
                 token_ids=token_ids[start : start + count],
                 finish_reason=None if reasons[index] == "None" else reasons[index],
-                cumulative_logprob=None if sums[index] is None else float(sums[index]),
+                cumulative_logprob=_known(sums[index]),
                 logprobs=None if logprobs is None else logprobs[index],
                 reasoning=reasoning[index],
                 stop_reason=stop_reasons[index],
@@ -209,6 +210,11 @@ def _error(outputs: Mapping[str, Sequence[Any]]) -> RequestError | None:
     if status["code"] == "OK":
         return None
     return RequestError(ErrorCode(status["code"]), status["message"], retry_after=status.get("retry_after"))
+
+
+def _known(value: Any) -> float | None:
+    """A number, or None for the NaN that stands for none."""
+    return None if value is None or math.isnan(value) else float(value)
 
 
 def _first(outputs: Mapping[str, Sequence[Any]], name: str) -> Any:

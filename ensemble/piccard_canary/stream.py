@@ -219,8 +219,9 @@ class Stream:
                 return None
             now = self._around.clock()
             if frame.plain and self._passes(attempt):
-                self._note(attempt, frame.token_ids(), now)
-                if "cumulative_logprob" in self._outputs:
+                tokens = frame.token_ids()
+                self._note(attempt, tokens, now)
+                if tokens and "cumulative_logprob" in self._outputs:
                     self._progress.logprob = frame.cumulative_logprob()
                 attempt.introduced = True
                 self._delivery.forward(frame, attempt.stamp)
