@@ -1,0 +1,79 @@
+"""What admission lets through."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from piccard_canary.admission import Admission
+from piccard_canary.claims import ClaimsCheck
+from piccard_canary.counters import Counters
+from piccard_contract.errors import ErrorCode, RequestError
+from piccard_contract.policy import Policy
+from piccard_contract.request import GatewayClaims, GenerateRequest
+
+
+class Desk:
+    """Admission with a policy and a gateway's secret."""
+
+    def __init__(self, folder: Path, policy: Policy | None = None) -> None:
+        (folder / "secret").write_bytes(b"key")
+        self.counters = Counters("deepseek", "admission")
+        self.admission = Admission(lambda: policy or Policy(), ClaimsCheck(folder / "secret"), self.counters)
+
+    def admit(self, parameters: dict[str, Any] | None = None, **inputs: Any) -> GenerateRequest:
+        tensors = {name: [value] for name, value in inputs.items()}
+        return GenerateRequest.model_validate_json(self.admission.admit(tensors, parameters or {}, "made"))
+
+
+def test_an_admitted_request_is_complete(tmp_path: Path) -> None:
+    request = Desk(tmp_path).admit({"x-canary": "true", "max_tokens": 3}, text_input=b"a", stream=True)
+
+    assert (request.id, request.text, request.stream, request.route.canary) == ("made", "a", True, "true")
+    assert request.sampling.max_tokens == 3
+
+
+def test_the_policys_headers_are_read(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, Policy(header="X-Lane", sticky_keys=["X-Team"]))
+
+    request = desk.admit({"x-lane": "false", "X-TEAM": "red", "x-session-id": "7"}, text_input=b"a")
+    assert request.route.canary == "false"
+    assert request.route.sticky == "x-team:red"
+
+
+def test_refusals_are_counted_by_code(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    for inputs in ({}, {}, {"text_input": b"a", "extensions": b"{"}):
+        with pytest.raises(RequestError):
+            desk.admit(**inputs)
+
+    counted = {labels["code"]: value for name, labels, value in desk.counters.samples() if "refusals" in name}
+    assert counted == {"MISSING_INPUT": 2, "INVALID_JSON": 1}
+
+
+def test_only_the_router_sets_an_attempt(tmp_path: Path) -> None:
+    with pytest.raises(RequestError) as refusal:
+        Desk(tmp_path).admit(text_input=b"a", extensions=b'{"attempt": {"cancel_token": "1.x"}}')
+
+    assert refusal.value.code is ErrorCode.INVALID_VALUE
+
+
+@pytest.mark.parametrize(("secret", "believed"), [(b"key", True), (b"other", False), (None, False)])
+def test_claims_need_the_gateways_signature(tmp_path: Path, secret: bytes | None, believed: bool) -> None:
+    desk = Desk(tmp_path)
+    claims = GatewayClaims(tenant="acme", priority=5)
+    signed = claims.sign(secret) if secret else claims
+    extensions = json.dumps({"gateway": signed.model_dump()})
+    request = desk.admit(text_input=b"a", extensions=extensions.encode())
+
+    assert request.extensions.gateway == (signed if believed else None)
+    ignored = sum(value for name, _, value in desk.counters.samples() if "unsigned" in name)
+    assert ignored == (0 if believed else 1)
+
+
+def test_a_defect_is_counted_too(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    with pytest.raises(TypeError):
+        desk.admission.admit({"text_input": None}, None, "made")  # type: ignore[arg-type,dict-item]
+
+    assert [labels["code"] for name, labels, _ in desk.counters.samples()] == ["INTERNAL"]

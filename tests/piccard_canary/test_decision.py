@@ -1,0 +1,165 @@
+"""Which version serves a request: the order of the rules, and who may take over."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from piccard_canary.decision import Decision, Fleet, decide, successor
+from piccard_canary.sticky import position
+from piccard_contract.errors import ErrorCode, RequestError
+from piccard_contract.policy import FallbackPolicy, Pin, Policy
+from piccard_contract.routing import RouteKeys, RouteReason
+
+
+def choose(
+    keys: RouteKeys | None = None,
+    *,
+    stable: int | None = 1,
+    ready: set[int] | None = None,
+    draw: float = 0.5,
+    **policy: Any,
+) -> Decision:
+    """Decide with stable 1 and canary 2, both ready, and 10 % of the traffic on the canary."""
+    settings = {"canary": 2, "traffic_ratio": 0.1} | policy
+    fleet = Fleet(stable, {1, 2} if ready is None else ready, frozenset({1, 2}))
+    return decide(Policy(**settings), keys or RouteKeys(), fleet, lambda: draw)
+
+
+def test_the_order_of_the_rules() -> None:
+    sticky_canary = next(f"user:{n}" for n in range(999) if position("", f"user:{n}") < 0.1)
+    everything = RouteKeys(version=1, canary="true", sticky=sticky_canary)
+
+    assert choose(everything).reason is RouteReason.PIN
+    assert choose(everything).version == 1
+    no_pin = everything.model_copy(update={"version": None, "canary": "false"})
+    assert choose(no_pin, draw=0.0) == Decision(1, RouteReason.HEADER, (), True)
+    no_header = no_pin.model_copy(update={"canary": None})
+    assert choose(no_header, draw=0.9) == Decision(2, RouteReason.STICKY, (1,), True)
+    assert choose(RouteKeys(), draw=0.05).reason is RouteReason.RATIO
+    assert choose(RouteKeys(), draw=0.05).version == 2
+    assert choose(RouteKeys(), draw=0.1).version == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "version"),
+    [("true", 2), ("TRUE", 2), (" Always ", 2), ("false", 1), ("Never", 1), ("maybe", None), ("1", None), ("", None)],
+)
+def test_values_of_the_header(value: str, version: int | None) -> None:
+    decision = choose(RouteKeys(canary=value))
+
+    if version is None:
+        assert decision.reason is RouteReason.RATIO
+    else:
+        assert (decision.version, decision.reason) == (version, RouteReason.HEADER)
+
+
+@given(st.floats(0, 1), st.floats(0, 1, exclude_max=True))
+def test_the_ratio_is_met_exactly(ratio: float, draw: float) -> None:
+    assert choose(draw=draw, traffic_ratio=ratio).version == (2 if draw < ratio else 1)
+
+
+@given(st.text(max_size=9), st.floats(0, 1), st.floats(0, 1), st.text(max_size=5))
+def test_a_sticky_caller_is_never_moved_back(key: str, one: float, other: float, salt: str) -> None:
+    low, high = sorted((one, other))
+    keys = RouteKeys(sticky=f"user:{key}")
+    before, after = (choose(keys, traffic_ratio=ratio, salt=salt) for ratio in (low, high))
+
+    assert not (before.version == 2 and after.version == 1)
+    assert before.reason is after.reason is RouteReason.STICKY
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.9])
+def test_no_canary_is_set(draw: float) -> None:
+    assert choose(draw=draw, canary=None) == Decision(1, RouteReason.STABLE, (), True)
+    # Between the promotion of the canary and the end of its policy.
+    assert choose(draw=draw, canary=1).reason is RouteReason.STABLE
+
+
+@pytest.mark.parametrize(
+    ("keys", "draw"), [(RouteKeys(canary="true"), 0.9), (RouteKeys(), 0.0)], ids=["header", "ratio"]
+)
+def test_no_canary_is_loaded(keys: RouteKeys, draw: float) -> None:
+    for fallback in FallbackPolicy:
+        decision = choose(keys, draw=draw, ready={1}, fallback_policy=fallback)
+        assert (decision.version, decision.reason) == (1, RouteReason.CANARY_UNAVAILABLE)
+
+
+def test_asking_for_a_canary_where_none_is_set() -> None:
+    assert choose(RouteKeys(canary="true"), canary=None).reason is RouteReason.CANARY_UNAVAILABLE
+
+
+@pytest.mark.parametrize("canary", [None, "false"])
+def test_stable_is_missing(canary: str | None) -> None:
+    for stable, ready in ((1, {2}), (None, {2}), (1, set())):
+        with pytest.raises(RequestError) as refusal:
+            choose(RouteKeys(canary=canary), stable=stable, ready=ready)
+        assert refusal.value.code is ErrorCode.UNAVAILABLE
+        assert refusal.value.retry_after is not None
+
+
+def test_the_canary_stands_in_where_both_may() -> None:
+    decision = choose(ready={2}, fallback_policy="both")
+    assert (decision.version, decision.reason) == (2, RouteReason.FALLBACK)
+
+    with pytest.raises(RequestError, match="UNAVAILABLE"):
+        choose(RouteKeys(canary="false"), ready={2}, fallback_policy="both")
+
+
+def test_pins() -> None:
+    assert choose(RouteKeys(version=2)) == Decision(2, RouteReason.PIN)
+    for keys, policy, code in (
+        (RouteKeys(version=2), {"pin": Pin(allowed=False)}, ErrorCode.INVALID_VALUE),
+        (RouteKeys(version=9), {}, ErrorCode.VERSION_NOT_FOUND),
+        (RouteKeys(version=2), {"ready": {1}}, ErrorCode.UNAVAILABLE),
+    ):
+        with pytest.raises(RequestError) as refusal:
+            choose(keys, **policy)
+        assert refusal.value.code is code
+    with pytest.raises(RequestError, match="loaded: 1, 2"):
+        choose(RouteKeys(version=9))
+    with pytest.raises(RequestError, match="no version is loaded"):
+        choose(RouteKeys(version=9), ready=set())
+
+
+keys = st.builds(
+    RouteKeys,
+    version=st.none() | st.integers(1, 4),
+    canary=st.sampled_from([None, "true", "false", "x"]),
+    sticky=st.none() | st.text(max_size=4),
+)
+fleets = st.builds(
+    Fleet,
+    stable=st.none() | st.integers(1, 4),
+    ready=st.frozensets(st.integers(1, 4)),
+    expected=st.just(frozenset({1, 2, 3, 4})),
+)
+policies = st.builds(
+    Policy,
+    canary=st.none() | st.integers(1, 4),
+    traffic_ratio=st.floats(0, 1),
+    fallback_policy=st.sampled_from(FallbackPolicy),
+)
+
+
+@given(policies, keys, fleets, st.floats(0, 1, exclude_max=True))
+def test_what_always_holds(policy: Policy, keys: RouteKeys, fleet: Fleet, draw: float) -> None:
+    try:
+        decision = decide(policy, keys, fleet, lambda: draw)
+    except RequestError:
+        return
+    tried = [decision.version]
+    while (following := successor(decision, tried, fleet)) is not None:
+        tried.append(following)
+
+    assert set(tried) <= fleet.ready
+    assert len(set(tried)) == len(tried) <= 3
+    if keys.version is not None:
+        assert tried == [keys.version]
+    elif keys.canary == "false":
+        assert tried == [fleet.stable]
+    if policy.fallback_policy is FallbackPolicy.NONE:
+        assert len(tried) == 1
+    if policy.fallback_policy is FallbackPolicy.CANARY_TO_STABLE and decision.version == fleet.stable:
+        assert tried == [fleet.stable]
+    assert keys.version is not None or set(tried) <= {fleet.stable, policy.canary}
