@@ -1,8 +1,8 @@
 """Small random checkpoints of every family, written by transformers with the names that real ones have on disk.
 
 Default initialisation hides mistakes: every norm weight is one, the correction bias zero, the logits nearly flat. So
-norm weights lie in 0.5-1.5, the bias is N(0, 0.5), queries and gates are scaled until attention and routing are decided,
-and the latents are made small, so that the epsilon of their norms shows.
+norm weights lie in 0.5-1.5, the bias is N(0, 0.5), queries and gates are scaled until attention and routing are
+decided, and the latents are made small, so that the epsilon of their norms shows.
 """
 
 from pathlib import Path

@@ -58,6 +58,11 @@ class AttentionPlan:
     groups: list[DecodeGroup]
     chunks: list[Chunk]
 
+    @property
+    def single(self) -> DecodeGroup | None:
+        """The group that is the whole batch, where there is one: the usual case, in which nothing is gathered."""
+        return self.groups[0] if len(self.groups) == 1 and self.groups[0].tokens is None else None
+
 
 def attention_plan(batch: Batch, dtype: torch.dtype) -> AttentionPlan:
     """The plan of a batch; masks are of `dtype`. Only host integers are read, so nothing waits for a device."""

@@ -24,8 +24,8 @@ def mla_attention(q: Tensor, latents: Tensor, kv_b: Tensor, plan: AttentionPlan,
     q [T, H, nope + rope], its rope part rotated; latents [slots, C + rope], one layer's plane; kv_b [H, nope + v, C],
     nope rows first. Returns [T, H * v].
     """
-    if len(plan.groups) == 1 and plan.groups[0].tokens is None:
-        return _decode(q, latents, kv_b, plan.groups[0], scale, nope)
+    if plan.single is not None:
+        return _decode(q, latents, kv_b, plan.single, scale, nope)
     out = q.new_empty(q.shape[0], kv_b.shape[0] * (kv_b.shape[1] - nope))
     for group in plan.groups:
         out[group.tokens] = _decode(q[group.tokens], latents, kv_b, group, scale, nope)
@@ -36,11 +36,17 @@ def mla_attention(q: Tensor, latents: Tensor, kv_b: Tensor, plan: AttentionPlan,
     return out
 
 
+def mla_decode(query: Tensor, latents: Tensor, group: DecodeGroup, scale: float, rank: int) -> Tensor:
+    """One token a row, absorbed: query [n, H, C + rope]; returns each head's mixture of latents [n, H, C]."""
+    entries = latents.index_select(0, group.slots).view(query.shape[0], group.length, -1)
+    scores = torch.baddbmm(group.mask, query, entries.transpose(1, 2), alpha=scale)
+    probabilities = torch.softmax(scores, dim=-1, dtype=torch.float32)
+    return torch.bmm(probabilities.to(query.dtype), entries.narrow(2, 0, rank))
+
+
 def _decode(q: Tensor, latents: Tensor, kv_b: Tensor, group: DecodeGroup, scale: float, nope: int) -> Tensor:
-    entries = latents.index_select(0, group.slots).view(q.shape[0], group.length, -1)
-    scores = torch.baddbmm(group.mask, _absorb(q, kv_b, nope), entries.transpose(1, 2), alpha=scale)
-    probabilities = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
-    return _project_values(torch.bmm(probabilities, entries.narrow(2, 0, kv_b.shape[2])), kv_b, nope)
+    mixed = mla_decode(_absorb(q, kv_b, nope), latents, group, scale, kv_b.shape[2])
+    return _project_values(mixed, kv_b, nope)
 
 
 def _absorbed(q: Tensor, entries: Tensor, kv_b: Tensor, chunk: Chunk, scale: float, nope: int) -> Tensor:

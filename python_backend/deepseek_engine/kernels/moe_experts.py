@@ -1,5 +1,7 @@
 """The experts of a mixture-of-experts layer, routed and shared."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -35,10 +37,7 @@ def dense_experts(
 ) -> Tensor:
     """moe_experts by running all experts as two products, those not chosen with weight 0: for few tokens."""
     tokens, (count, intermediate, hidden) = x.shape[0], down.shape
-    mix = x.new_zeros(tokens, count)
-    if shared:
-        mix.narrow(1, count - shared, shared).fill_(1.0)
-    mix.scatter_(1, experts, weights.to(x.dtype))
+    mix = _shared_mix(count, shared, x.dtype, x.device).expand(tokens, -1).scatter(1, experts, weights.to(x.dtype))
     inner = swiglu(linear(x, gate_up.view(hidden, -1)).view(tokens, count, 2 * intermediate))
     inner.mul_(mix.unsqueeze(-1))
     return torch.addmm(residual, inner.view(tokens, -1), down.view(-1, hidden))
@@ -63,6 +62,12 @@ def grouped_experts(
         torch.mm(inner[rows], down[expert], out=outputs[rows])
     total = torch.empty_like(outputs).index_copy_(0, order, outputs).view(-1, top_k, x.shape[1]).sum(1).add_(residual)
     return _add_shared(total, x, gate_up[:, routed:].flatten(1), down[routed:]) if shared else total
+
+
+@lru_cache(maxsize=16)
+def _shared_mix(count: int, shared: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[1, count]: 0 for routed experts, 1 for shared ones."""
+    return (torch.arange(count, device=device) >= count - shared).to(dtype).unsqueeze(0)
 
 
 def _spans(counts: list[int]) -> list[tuple[int, slice]]:

@@ -8,9 +8,6 @@ no particular order. Sources: DeepSeek-V2 (arXiv:2405.04434, section 2.2) and De
 import torch
 from torch import Tensor
 
-MASKED_SCORE = float("-inf")
-"""What an expert outside the chosen groups scores in V3. Biased scores may be negative, so 0 would not keep it out."""
-
 
 def greedy(logits: Tensor, *, top_k: int, normalize: bool, scaling: float) -> tuple[Tensor, Tensor]:
     """The top_k of softmax(logits): V2-Lite."""
@@ -24,9 +21,8 @@ def group_limited_greedy(
     """The top_k of softmax(logits) within the topk_groups groups whose best expert scores highest: V2."""
     scores = torch.softmax(logits, dim=-1)
     group_scores = scores.unflatten(-1, (groups, -1)).amax(-1)
-    # Probabilities are positive: an expert masked with 0 loses to every unmasked one.
-    allowed = _within_best_groups(scores, group_scores, topk_groups, masked=0.0)
-    weights, experts = torch.topk(allowed, top_k, dim=-1, sorted=False)
+    within = within_best_groups(scores, group_scores, topk_groups)
+    weights, experts = torch.topk(within, top_k, dim=-1, sorted=False)
     return _scaled(weights, normalize, scaling), experts
 
 
@@ -42,19 +38,22 @@ def noaux_tc(
     biased = scores + bias
     if topk_groups < groups:
         group_scores = biased.view(-1, groups, biased.shape[-1] // groups).topk(2, dim=-1, sorted=False)[0].sum(-1)
-        biased = _within_best_groups(biased, group_scores, topk_groups, masked=MASKED_SCORE)
+        biased = within_best_groups(biased, group_scores, topk_groups)
     experts = torch.topk(biased, top_k, dim=-1, sorted=False)[1]
     return _scaled(scores.gather(-1, experts), normalize, scaling), experts
 
 
-def _within_best_groups(scores: Tensor, group_scores: Tensor, topk_groups: int, *, masked: float) -> Tensor:
+def within_best_groups(scores: Tensor, group_scores: Tensor, topk_groups: int) -> Tensor:
+    """scores [T, E] with -inf outside the topk_groups groups that score highest; group_scores [T, groups].
+
+    -inf, not 0: a biased score may be negative, and 0 would then bring a dropped group back.
+    """
     best = torch.topk(group_scores, topk_groups, dim=-1, sorted=False)[1]
-    dropped = torch.ones_like(group_scores, dtype=torch.bool).scatter_(-1, best, False)
-    grouped = scores.view(*group_scores.shape, -1)
-    return grouped.masked_fill(dropped.unsqueeze(-1), masked).view_as(scores)
+    penalty = torch.full_like(group_scores, float("-inf")).scatter_(-1, best, 0.0)
+    return (scores.view(*group_scores.shape, -1) + penalty.unsqueeze(-1)).view_as(scores)
 
 
 def _scaled(weights: Tensor, normalize: bool, scaling: float) -> Tensor:
     if normalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return (weights / weights.sum(-1, keepdim=True).add_(1e-20)).mul_(scaling)
     return weights * scaling

@@ -14,8 +14,8 @@ def paged_attention(q: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan
     Returns [T, H * d].
     """
     width = q.shape[-1]
-    if len(plan.groups) == 1 and plan.groups[0].tokens is None:
-        return _decode(q, keys, values, plan.groups[0], scale)
+    if plan.single is not None:
+        return _decode(q, keys, values, plan.single, scale)
     out = q.new_empty(q.shape[0], q.shape[1] * width)
     for group in plan.groups:
         out[group.tokens] = _decode(q[group.tokens], keys, values, group, scale)

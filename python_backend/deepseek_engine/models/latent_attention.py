@@ -9,7 +9,7 @@ from deepseek_engine.cache_spec import LayerCache
 from deepseek_engine.kernels import rope
 from deepseek_engine.kernels.attention_plan import AttentionPlan
 from deepseek_engine.kernels.linear import input_major, linear
-from deepseek_engine.kernels.mla_attention import mla_attention
+from deepseek_engine.kernels.mla_attention import mla_attention, mla_decode
 from deepseek_engine.kernels.rms_norm import SegmentNorm
 from deepseek_engine.models.config import DeepseekConfig
 from deepseek_engine.models.rope_frequencies import yarn_mscale
@@ -17,6 +17,9 @@ from deepseek_engine.models.weights import Checkpoint
 
 LATENT_NORM_EPS = 1e-6
 """Of the two latent norms, whatever rms_norm_eps says: DeepSeek's code never hands it to them."""
+
+ABSORBED_BYTES = 512 * 1024
+"""How much more a layer may read for its absorbed projections: as long as the operator calls they save would take."""
 
 
 def softmax_scale(config: DeepseekConfig) -> float:
@@ -45,6 +48,7 @@ class LatentAttention:
     proj_out: Tensor
     """[H * v, hidden]."""
     proj_out_bias: Tensor | None
+    absorbed: "AbsorbedProjections | None"
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, config: DeepseekConfig) -> "LatentAttention":
@@ -64,6 +68,8 @@ class LatentAttention:
         norms = [(q_in[1], kv_norm)]
         if q_rank:
             norms.append((0, checkpoint.tensor(f"{prefix}.q_a_layernorm.weight", q_rank)))
+        kv_b = checkpoint.tensor(f"{prefix}.kv_b_proj.weight", heads * kv_b_rows, rank).view(heads, kv_b_rows, rank)
+        proj_out = input_major(checkpoint.tensor(f"{prefix}.o_proj.weight", hidden, heads * config.v_head_dim))
         return cls(
             config=config,
             scale=softmax_scale(config),
@@ -71,9 +77,10 @@ class LatentAttention:
             proj_in_bias=torch.cat(biases) if config.attention_bias else None,
             norm=SegmentNorm.over(q_in[1] + kv_in[1], norms, LATENT_NORM_EPS),
             q_b=q_b,
-            kv_b=checkpoint.tensor(f"{prefix}.kv_b_proj.weight", heads * kv_b_rows, rank).view(heads, kv_b_rows, rank),
-            proj_out=input_major(checkpoint.tensor(f"{prefix}.o_proj.weight", hidden, heads * config.v_head_dim)),
+            kv_b=kv_b,
+            proj_out=proj_out,
             proj_out_bias=proj_out_bias,
+            absorbed=AbsorbedProjections.of(q_b, kv_b, proj_out, config.qk_nope_head_dim),
         )
 
     def forward(self, x: Tensor, residual: Tensor, rotation: Tensor, plan: AttentionPlan, cache: LayerCache) -> Tensor:
@@ -85,14 +92,49 @@ class LatentAttention:
         rope.rotate_pairs_(projected.narrow(1, q_width + rank, rotary).unsqueeze(1), rotation)
         latents = cache["latent"].index_copy_(0, plan.slots, projected.narrow(1, q_width, rank + rotary))
         q = projected.narrow(1, 0, q_width)
+        if self.proj_out_bias is not None:
+            residual = residual + self.proj_out_bias
+        if self.absorbed is not None and plan.single is not None:
+            query = linear(q, self.absorbed.query).view(-1, config.num_attention_heads, rank + rotary)
+            rope.rotate_pairs_(query.narrow(2, rank, rotary), rotation)
+            mixed = mla_decode(query, latents, plan.single, self.scale, rank)
+            return torch.addmm(residual, mixed.view(-1, self.absorbed.out.shape[0]), self.absorbed.out)
         if self.q_b is not None:
             q = linear(q, self.q_b)
         q = q.view(-1, config.num_attention_heads, nope + rotary)
         rope.rotate_pairs_(q.narrow(2, nope, rotary), rotation)
         mixed = mla_attention(q, latents, self.kv_b, plan, self.scale, nope)
-        if self.proj_out_bias is not None:
-            residual = residual + self.proj_out_bias
         return torch.addmm(residual, mixed, self.proj_out)
+
+
+@dataclass(slots=True)
+class AbsorbedProjections:
+    """W_UK folded into the query's projection and W_UV into the output's, for decoding.
+
+    Worth it in a small model, whose steps are bound by the number of operator calls; in a large one the products are
+    several times larger than their factors.
+    """
+
+    query: Tensor
+    """[q_lora, H * (kv_lora + rope)]."""
+    out: Tensor
+    """[H * kv_lora, hidden]."""
+
+    @classmethod
+    def of(cls, q_b: Tensor | None, kv_b: Tensor, proj_out: Tensor, nope: int) -> "AbsorbedProjections | None":
+        """None where it does not pay, or would round twice: the products are made in float64 and kept in float32."""
+        if q_b is None or q_b.dtype != torch.float32:
+            return None
+        heads, rank, hidden = kv_b.shape[0], kv_b.shape[2], proj_out.shape[1]
+        rotary = q_b.shape[1] // heads - nope
+        size = q_b.shape[0] * heads * (rank + rotary) + heads * rank * hidden
+        if 4 * (size - q_b.numel() - kv_b.numel() - proj_out.numel()) > ABSORBED_BYTES:
+            return None
+        q_nope, q_pe = q_b.double().view(-1, heads, nope + rotary).split((nope, rotary), dim=-1)
+        w_uk, w_uv = kv_b.double().split((nope, kv_b.shape[1] - nope), dim=1)
+        query = torch.cat((torch.einsum("qhn,hnc->qhc", q_nope, w_uk), q_pe), dim=-1)
+        out = torch.einsum("hvc,hvd->hcd", w_uv, proj_out.double().view(heads, -1, hidden))
+        return cls(query=query.flatten(1).float().contiguous(), out=out.flatten(0, 1).float().contiguous())
 
 
 def _bias(checkpoint: Checkpoint, prefix: str, name: str, rows: int, present: bool = True) -> Tensor:
