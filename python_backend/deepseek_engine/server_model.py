@@ -124,6 +124,16 @@ class VersionModel:
             **self._figures(),
         )
         self._report.follow(self._figures)
+        stats = self._server.stats
+        _log.info(
+            "version %d (%s, runner %s) serves on %s: context %d tokens, %d cache blocks",
+            self._number,
+            file.label,
+            file.runner.value,
+            version.device,
+            version.max_model_len,
+            stats.total_blocks,
+        )
 
     def _figures(self) -> dict[str, Any]:
         stats = self._server.stats

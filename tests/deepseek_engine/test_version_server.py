@@ -157,8 +157,10 @@ def test_what_was_made_before_a_failure_is_sent(server: VersionServer) -> None:
 
 def test_an_unexpected_exception_ends_the_request_without_its_text(server: VersionServer) -> None:
     class Secretive(dict[str, Any]):
-        def get(self, *args: Any) -> Any:
+        def items(self) -> Any:
             raise KeyError("a secret")
+
+        values = items
 
     reply = FakeReply()
     server.take(Secretive(), {}, request_id="a", reply=reply)
@@ -204,6 +206,21 @@ def test_a_cancel_that_overtakes_its_request_is_not_lost(server: VersionServer) 
     attempt = {"cancel_token": "mine", "tenant": "", "priority": 0}
     reply = answer(server, text_input="a", extensions={"script": {"hang_at": 0}, "attempt": attempt})
     assert reply.status["code"] == "CANCELLED"
+
+
+def test_a_cancel_does_not_wait_behind_prompts_that_are_read(
+    server: VersionServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply = ask(server, text_input="a", stream=True, extensions={"script": {"hang_at": 1}})
+    assert reply.first.wait(10)
+    release = threading.Event()
+    monkeypatch.setattr("deepseek_engine.version_server.PromptReader.read", lambda *_: release.wait(10))
+    for _ in range(4):
+        ask(server, text_input="long")
+    answer(server, extensions={"cancel": reply.responses[0]["cancel_token"][0]})
+    assert reply.ended.wait(10)
+    assert not release.is_set()
+    release.set()
 
 
 def test_a_direct_client_that_leaves_ends_its_generation(server: VersionServer) -> None:
