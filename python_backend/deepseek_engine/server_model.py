@@ -78,7 +78,7 @@ class VersionModel:
                 model_folder / str(self._number),
                 number=self._number,
                 home=self._service.home,
-                progress=lambda share: self._report.update(progress=share),
+                progress=self._report.progress,
             )
             self._serve(version)
         except BaseException as error:

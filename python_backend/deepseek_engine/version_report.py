@@ -13,6 +13,7 @@ _log = logging.getLogger(__name__)
 # Seconds between two looks at the figures, and the longest time that a section stays as it is.
 LOOK_SECONDS = 0.05
 PUBLISH_SECONDS = 0.5
+PROGRESS_STEP = 0.01
 
 
 class ReportPublisher:
@@ -47,6 +48,11 @@ class ReportPublisher:
         with self._lock:
             self._report = self._report.model_copy(update=fields)
             self._publish()
+
+    def progress(self, share: float) -> None:
+        """Tell the share that is loaded; steps under a percent are not published, since weights come in thousands."""
+        if share - self._report.progress >= PROGRESS_STEP or share >= 1.0:
+            self.update(progress=share)
 
     def stop(self) -> None:
         """Publish once more and end the thread."""

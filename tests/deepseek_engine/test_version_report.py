@@ -40,6 +40,19 @@ def test_changes_and_figures_reach_the_section(tmp_path: Path) -> None:
     assert read().running == 7
 
 
+def test_progress_is_published_in_steps_that_can_be_seen(tmp_path: Path) -> None:
+    state = LiveState(tmp_path / "live.state", tmp_path)
+    publisher = ReportPublisher(state.writer("version-1"), VersionReport(version=1))
+    told = set()
+    for step in range(10_001):
+        publisher.progress(step / 10_000)
+        section = state.read("version-1")
+        assert section is not None
+        told.add(section.data["progress"])
+    assert len(told) <= 101
+    assert max(told) == 1.0
+
+
 def test_figures_that_fail_once_do_not_silence_it(tmp_path: Path) -> None:
     state = LiveState(tmp_path / "live.state", tmp_path)
     publisher = ReportPublisher(state.writer("version-1"), VersionReport(version=1))
