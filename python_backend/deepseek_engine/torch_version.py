@@ -6,6 +6,7 @@ import torch
 from piccard_contract.sampling import SamplingParams
 from piccard_contract.version_file import CacheDtype, Precision, VersionFile, VersionFileError
 
+from deepseek_engine.cpu_threads import compute_threads
 from deepseek_engine.engine import Engine
 from deepseek_engine.memory_budget import cache_bytes, host_memory
 from deepseek_engine.models import load_model
@@ -32,6 +33,8 @@ def open_torch(file: VersionFile, *, checkpoint: Path, progress: Progress) -> Op
     """
     device = _device(file.device)
     dtype = _dtype(file, device)
+    if device.type == "cpu":
+        torch.set_num_threads(compute_threads())
     tokenizer = Tokenizer.from_folder(checkpoint)
     used = _allocated(device)
     model = load_model(
