@@ -28,10 +28,9 @@ class PrefillPacer:
             return
         if num_prefill == 0:
             self._decode_seconds = _smoothed(self._decode_seconds, seconds)
-        elif num_decodes == 0:
-            self._token_seconds = _smoothed(self._token_seconds, seconds / num_prefill)
-        elif self._decode_seconds is not None:
-            extra = max(seconds - self._decode_seconds, 0.0)
+        elif num_decodes == 0 or self._decode_seconds is not None:
+            # A step has a price of its own, which a step of decodes alone shows.
+            extra = max(seconds - (self._decode_seconds or 0.0), 0.0)
             self._token_seconds = _smoothed(self._token_seconds, extra / num_prefill)
 
     def chunk(self) -> int:
