@@ -6,7 +6,6 @@ import torch
 from piccard_contract.sampling import SamplingParams
 from piccard_contract.version_file import CacheDtype, Precision, VersionFile, VersionFileError
 
-from deepseek_engine.cpu_threads import compute_threads
 from deepseek_engine.engine import Engine
 from deepseek_engine.memory_budget import cache_bytes, host_memory
 from deepseek_engine.models import load_model
@@ -25,16 +24,19 @@ _DTYPES = {
 _LOADED = 0.95
 
 
-def open_torch(file: VersionFile, *, checkpoint: Path, progress: Progress) -> OpenVersion:
+def open_torch(file: VersionFile, *, checkpoint: Path, progress: Progress, threads: int | None = None) -> OpenVersion:
     """Load the checkpoint and run one short generation, so that the first request finds everything warm.
+
+    Args:
+        threads: threads to compute with on a CPU; None leaves it to torch.
 
     Raises:
         ValueError: device, memory, settings or checkpoint cannot be used; says what to change.
     """
     device = _device(file.device)
     dtype = _dtype(file, device)
-    if device.type == "cpu":
-        torch.set_num_threads(compute_threads())
+    if threads is not None:
+        torch.set_num_threads(threads)
     tokenizer = Tokenizer.from_folder(checkpoint)
     used = _allocated(device)
     model = load_model(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.version_file import Runner, VersionFile, VersionFileError, read_version_file
 
+from deepseek_engine.cpu_threads import compute_threads
 from deepseek_engine.request import EngineRequest
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class OpenVersion:
 
 
 def open_version(folder: Path, *, number: int, home: Path, progress: Progress) -> OpenVersion:
-    """Open the version in `folder`.
+    """Open the version in `folder`, to serve it beside a server.
 
     What its runner does not need is not imported: a scripted version starts without torch.
 
@@ -70,7 +71,8 @@ def open_version(folder: Path, *, number: int, home: Path, progress: Progress) -
     if file.runner is Runner.TORCH:
         from deepseek_engine.torch_version import open_torch
 
-        return open_torch(file, checkpoint=checkpoint_folder(file, home), progress=progress)
+        checkpoint = checkpoint_folder(file, home)
+        return open_torch(file, checkpoint=checkpoint, progress=progress, threads=compute_threads())
     raise VersionFileError(f"version.yaml: runner {file.runner.value} is not built into this engine; use runner: torch")
 
 
