@@ -81,7 +81,8 @@ def _v2_lite() -> PreTrainedModel:
 
 
 def _v3(**changes: Any) -> PreTrainedModel:
-    gate = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True}
+    # Six of the eight experts in two groups: some have negative biased scores, which shows how the others are masked.
+    gate = {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 6, "routed_scaling_factor": 2.5}
     settings = {**_LATENT, **gate, "n_shared_experts": 1, "rope_parameters": _yarn(1.0), **changes}
     return DeepseekV3ForCausalLM(DeepseekV3Config(**settings))
 

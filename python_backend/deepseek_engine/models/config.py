@@ -279,6 +279,8 @@ def _check_gate(fields: Fields, config: DeepseekConfig) -> None:
         return
     if groups < 1 or experts % groups:
         raise fields.error("n_group", f"must divide n_routed_experts ({experts}), not be {groups}")
+    if config.topk_method == "noaux_tc" and groups > 1 and experts // groups < 2:
+        raise fields.error("n_group", f"must leave at least two of {experts} experts a group, not be {groups}")
     if not 1 <= config.topk_group <= groups:
         raise fields.error("topk_group", f"must be from 1 to n_group ({groups}), not {config.topk_group}")
     grouped = config.topk_method != "greedy"

@@ -118,6 +118,9 @@ def _indexed_names(folder: Path) -> dict[str, Path]:
     names = Fields.read(index).values.get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):
         raise CheckpointError(f"{index} has no 'weight_map' of tensor names to files: copy it again")
+    for file in names.values():
+        if Path(file).name != file:
+            raise CheckpointError(f"{index} names {file!r}, which is not a file beside it: copy the checkpoint again")
     return {name: folder / file for name, file in names.items()}
 
 
