@@ -95,8 +95,13 @@ def generate_once(
         deadline = time.monotonic() + timeout
         while _take(answer, *_next(answers, deadline, timeout)):
             pass
-    finally:
+    except BaseException:
         client.stop_stream(cancel_requests=True)
+        raise
+    else:
+        # Not cancelled: a cancel that meets a request's last response keeps its model from ever being unloaded.
+        client.stop_stream()
+    finally:
         client.close()
     return answer
 

@@ -12,6 +12,9 @@ from piccard.shared_memory import regions, remove_regions
 
 _PR_SET_PDEATHSIG = 1
 
+# Seconds that an ending server gets after its last request; unloading takes one or two.
+IDLE_GRACE = 8.0
+
 
 class ServerProcess:
     """A tritonserver and the stub processes that it starts.
@@ -76,8 +79,12 @@ class ServerProcess:
             time.sleep(interval)
         return False
 
-    def stop(self, grace: float) -> int | None:
+    def stop(self, grace: float, idle: Callable[[], bool] = lambda: False) -> int | None:
         """End the server: SIGTERM, and SIGKILL after `grace` seconds; then whatever it left.
+
+        Args:
+            idle: whether no request is left that anybody waits for. A server that holds on to a request which is over
+                (one that was cancelled as it ended) is not waited for longer than some seconds.
 
         Returns:
             its exit code, or None where it was never started.
@@ -86,14 +93,24 @@ class ServerProcess:
             return None
         if self._process.poll() is None:
             self._process.terminate()
-            try:
-                self._process.wait(grace)
-            except subprocess.TimeoutExpired:
+            if not self._wait_end(grace, idle):
                 self._process.kill()
                 self._process.wait()
         self._end_group()
         remove_regions(regions(self._region_prefix))
         return self._process.returncode
+
+    def _wait_end(self, grace: float, idle: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + grace
+        busy = time.monotonic()
+        while self.running:
+            now = time.monotonic()
+            if not idle():
+                busy = now
+            if now >= deadline or now - busy >= IDLE_GRACE:
+                return False
+            time.sleep(0.05)
+        return True
 
     def _end_group(self) -> None:
         assert self._process is not None

@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from piccard_contract.home import Service, version_owner
 from piccard_contract.lifecycle import VersionState
 from piccard_contract.live_state import LiveState, SectionWriter
-from piccard_contract.process_lock import AlreadyHeldError, ProcessLock, is_held
+from piccard_contract.process_lock import AlreadyHeldError, ProcessLock, holder_pid, is_held
 from piccard_contract.reports import SupervisorReport
 
 from piccard.errors import OperationError
@@ -37,6 +39,9 @@ TICK = 0.1
 PUBLISH_EVERY = 0.5
 READY_TIMEOUT = 10.0
 LONGEST_BACKOFF = 60.0
+
+# Seconds without a request after which a draining version that the server does not unload is ended.
+DRAIN_QUIET = 5.0
 
 # States in which a version was already good when the last server ended.
 _PROVEN = (VersionState.READY, VersionState.CANARY, VersionState.PREVIOUS)
@@ -311,12 +316,18 @@ class Supervisor:
             )
         )
 
+    def _idle(self) -> bool:
+        """Whether no living process of a service has a request."""
+        return not any(
+            section.alive and _requests(section.data) for state, _ in self._sections for section in state.sections()
+        )
+
     def _end(self, health: HealthServer) -> None:
         self._phase = "stopping"
         self._ending.set()
         if self._server is not None and self._server.running:
             self._tell(f"ending: streams in flight get {self.settings.exit_timeout} s")
-            stopper = threading.Thread(target=self._server.stop, args=(self.settings.exit_timeout + 15,))
+            stopper = threading.Thread(target=self._server.stop, args=(self.settings.exit_timeout + 15, self._idle))
             stopper.start()
             while stopper.is_alive():
                 self._publish()
@@ -346,6 +357,7 @@ class _Watch:
         self._seen: set[tuple[str, str, int]] = set()
         self._busy: set[tuple[str, str, int]] = set()
         self._not_before: dict[tuple[str, str, int], float] = {}
+        self._quiet_since: dict[tuple[str, str, int], float] = {}
 
     def look(self, services: list[Service]) -> None:
         """One look at all processes of `services`."""
@@ -368,10 +380,31 @@ class _Watch:
             if not store.exists:
                 continue
             for number, record in store.read().versions.items():
-                lock = service.process_lock(version_owner(number))
-                if record.state is VersionState.DRAINING and not is_held(lock):
+                if record.state is not VersionState.DRAINING:
+                    continue
+                if not is_held(service.process_lock(version_owner(number))):
                     move(store, number, VersionState.RETIRED)
                     self._tell(f"{service.name}: version {number} is retired")
+                else:
+                    self._end_if_quiet(service, number)
+
+    def _end_if_quiet(self, service: Service, version: int) -> None:
+        """End a draining process without requests: the server keeps one whose request was cancelled as it ended."""
+        key = (service.name, service.llm, version)
+        live = LiveState(service.live_state, service.run_folder)
+        try:
+            section = live.read(version_owner(version))
+        finally:
+            live.close()
+        if section is None or not section.alive or _requests(section.data):
+            self._quiet_since.pop(key, None)
+            return
+        since = self._quiet_since.setdefault(key, time.monotonic())
+        holder = holder_pid(service.process_lock(version_owner(version)))
+        if time.monotonic() - since >= DRAIN_QUIET and holder == section.pid:
+            self._quiet_since.pop(key, None)
+            with suppress(ProcessLookupError):
+                os.kill(section.pid, signal.SIGKILL)
 
     def _revive(self, service: Service, model: str, version: int, owner: str) -> None:
         key = (service.name, model, version)
@@ -406,6 +439,12 @@ def _processes(service: Service) -> list[tuple[str, int, str]]:
     ):
         found += [(model, 1, name), (model, 2, f"{name}.2")]
     return found
+
+
+def _requests(report: dict[str, Any]) -> int:
+    """Requests that a version or a router reports."""
+    in_flight = sum(int(count) for count in report.get("in_flight", {}).values())
+    return int(report.get("running", 0)) + int(report.get("waiting", 0)) + in_flight
 
 
 def _tail(path: Path, count: int) -> list[str]:
