@@ -83,6 +83,7 @@ class VersionModel:
             self._serve(version)
         except BaseException as error:
             self._report.update(phase="failed", reason=f"{type(error).__name__}: {error}"[:2000])
+            self._leave()
             raise
 
     def execute(self, requests: list[Any]) -> None:
@@ -99,6 +100,9 @@ class VersionModel:
     def finalize(self) -> None:
         """Called after the last request has ended."""
         self._server.stop()
+        self._leave()
+
+    def _leave(self) -> None:
         self._report.stop()
         self._state.close()
         self._lock.release()

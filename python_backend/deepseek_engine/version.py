@@ -69,9 +69,9 @@ def open_version(folder: Path, *, number: int, home: Path, progress: Progress) -
 
         return open_scripted(file, number=number)
     if file.runner is Runner.TORCH:
+        checkpoint = checkpoint_folder(file, home)
         from deepseek_engine.torch_version import open_torch
 
-        checkpoint = checkpoint_folder(file, home)
         return open_torch(file, checkpoint=checkpoint, progress=progress, threads=compute_threads())
     raise VersionFileError(f"version.yaml: runner {file.runner.value} is not built into this engine; use runner: torch")
 
