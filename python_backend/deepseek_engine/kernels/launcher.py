@@ -70,6 +70,13 @@ def capability(device: torch.device) -> int:
     return major * 10 + minor
 
 
+def multiprocessors(device: torch.device) -> int:
+    """Of the device; a few in the interpreter, where every program costs."""
+    if interpreting():
+        return 3
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def compilations() -> int:
     """Binaries made or loaded from Triton's cache by this process so far; constant once warm."""
     return len(_compiled)

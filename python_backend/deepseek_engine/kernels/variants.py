@@ -116,6 +116,7 @@ class Variant:
         dtypes: what "T" may be.
         when: dimension to inclusive range; a dimension that is not named may be anything.
         stack_bytes: local memory a thread that the row is known to use, and accepts; 0 is the rule.
+        blocks_per_multiprocessor: how many of its blocks a multiprocessor holds, for grids sized by the device.
         wide_tiles: whether the row's products have tiles of 64 rows and more, so that sm_90 must show wgmma.
     """
 
@@ -128,6 +129,7 @@ class Variant:
     dtypes: tuple[str, ...] = DTYPES
     when: Mapping[str, Range] = field(default_factory=dict)
     stack_bytes: int = 0
+    blocks_per_multiprocessor: int = 1
     wide_tiles: bool = False
 
     def __hash__(self) -> int:
