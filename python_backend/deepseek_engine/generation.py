@@ -26,6 +26,8 @@ class _ChoiceState:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
+    # What the engine's sum holds of tokens that were generated elsewhere.
+    logprob_elsewhere: float | None = None
     reasoning: ReasoningParser | None = None
 
 
@@ -129,11 +131,19 @@ class Generation:
         if output.logprobs is not None and self.request.sampling.logprobs is not None:
             choice.logprobs = (choice.logprobs or []) + [_logprobs(position) for position in output.logprobs]
         if output.cumulative_logprob is not None:
-            state.cumulative_logprob = output.cumulative_logprob
+            state.cumulative_logprob = self._own_logprob(output, output.cumulative_logprob, state)
         state.num_output = output.num_output_tokens
         self.usage.cached_tokens = max(self.usage.cached_tokens, output.num_cached_tokens)
         if output.finish_reason in ("stop", "length", "abort"):
             state.finish_reason, state.stop_reason = output.finish_reason, output.stop_reason
+
+    def _own_logprob(self, output: EngineOutput, total: float, state: _ChoiceState) -> float:
+        """The sum over tokens that this version generated: the router adds what it had before a resume."""
+        if state.logprob_elsewhere is None:
+            # The chosen token stands first at each position.
+            new = sum(next(iter(position.values())).logprob for position in output.logprobs or [])
+            state.logprob_elsewhere = total - new if self.request.output_ids else 0.0
+        return total - state.logprob_elsewhere
 
     def _add_text(self, output: EngineOutput, choice: Choice, state: _ChoiceState) -> None:
         if state.reasoning is None:

@@ -108,6 +108,14 @@ def test_a_sum_that_is_not_known_yet_is_not_a_number() -> None:
     assert math.isnan(value)
 
 
+def test_the_sum_of_a_resumed_generation_is_that_of_its_own_tokens() -> None:
+    served = generation(output_ids=[8, 9], sampling=SamplingParams(logprobs=0))
+    position = {5: TokenLogprob(5, -0.5, 1, " a")}
+    first = served.respond([output(" a", count=3, logprobs=[position], cumulative_logprob=-2.0)])
+    second = served.respond([output(" a", count=4, logprobs=[position], cumulative_logprob=-2.5)])
+    assert [response.choices[0].cumulative_logprob for response in (first, second)] == [-0.5, -1.0]
+
+
 def test_prompt_log_probabilities_come_in_the_details() -> None:
     position = {5: TokenLogprob(5, -0.5, 1, " a")}
     served = generation(sampling=SamplingParams(prompt_logprobs=0))
