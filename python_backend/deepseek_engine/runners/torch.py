@@ -1,7 +1,6 @@
 """The runner on torch: a model's references or kernels, eagerly, with the sampler beside them."""
 
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,38 +102,48 @@ class TorchRunner:
 
     def _batch(self, rows: list[StepRow]) -> Batch:
         query_starts, context_lengths = [0], []
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
         for row in rows:
+            stop = row.start + len(row.token_ids)
             query_starts.append(query_starts[-1] + len(row.token_ids))
-            context_lengths.append(row.start + len(row.token_ids))
+            context_lengths.append(stop)
+            token_ids += row.token_ids
+            positions += range(row.start, stop)
+            self._add_slots(slots, row.block_table, row.start, stop)
         tables = np.zeros((len(rows), max(len(row.block_table) for row in rows)), dtype=np.int64)
         for index, row in enumerate(rows):
             tables[index, : len(row.block_table)] = row.block_table
-        counts = np.diff(query_starts)
-        owners = np.repeat(np.arange(len(rows)), counts)
-        starts = np.array([row.start for row in rows]) - np.array(query_starts[:-1])
-        positions = np.arange(query_starts[-1]) + np.repeat(starts, counts)
-        slots = tables[owners, positions // self.block_size] * self.block_size + positions % self.block_size
+        # One transfer for the three.
+        numbers = torch.tensor((token_ids, positions, slots), dtype=torch.int64, device=self._device)
+        self._fill_last_sampled(numbers[0], rows, query_starts)
         return Batch(
-            token_ids=self._token_ids(rows, query_starts),
-            positions=torch.from_numpy(positions).to(self._device),
-            slots=torch.from_numpy(slots).to(self._device),
+            token_ids=numbers[0],
+            positions=numbers[1],
+            slots=numbers[2],
             query_starts=query_starts,
             context_lengths=context_lengths,
             block_tables=torch.from_numpy(tables).to(self._device),
             block_size=self.block_size,
         )
 
-    def _token_ids(self, rows: list[StepRow], query_starts: list[int]) -> Tensor:
-        tokens = torch.tensor(
-            list(chain.from_iterable(row.token_ids for row in rows)), dtype=torch.int64, device=self._device
-        )
+    def _add_slots(self, slots: list[int], block_table: list[int], start: int, stop: int) -> None:
+        """Append the cache slots of positions start .. stop - 1, a block at a time."""
+        size = self.block_size
+        for place in range(start // size, (stop - 1) // size + 1):
+            first = block_table[place] * size
+            slots += range(first + max(start - place * size, 0), first + min(stop - place * size, size))
+
+    def _fill_last_sampled(self, token_ids: Tensor, rows: list[StepRow], query_starts: list[int]) -> None:
+        """Put the tokens sampled last where rows name them."""
         unknown = [index for index, row in enumerate(rows) if row.token_ids[-1] == LAST_SAMPLED]
-        if unknown:
-            if self._last_tokens is None:
-                raise ValueError("a row names the token sampled last, but nothing was sampled in the step before")
-            sources = [self._last_index[rows[index].sequence_id] for index in unknown]
-            tokens[[query_starts[index + 1] - 1 for index in unknown]] = self._last_tokens[sources]
-        return tokens
+        if not unknown:
+            return
+        if self._last_tokens is None:
+            raise ValueError("a row names the token sampled last, but nothing was sampled in the step before")
+        sources = [self._last_index[rows[index].sequence_id] for index in unknown]
+        token_ids[[query_starts[index + 1] - 1 for index in unknown]] = self._last_tokens[sources]
 
     def _sample(self, rows: list[StepRow], sampled: list[int], hidden: Tensor, query_starts: list[int]) -> Sample:
         last = hidden
