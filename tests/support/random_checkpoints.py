@@ -68,11 +68,10 @@ def _yarn(mscale: float) -> dict[str, Any]:
     }
 
 
-def _v2() -> PreTrainedModel:
+def _v2(**changes: Any) -> PreTrainedModel:
     gate = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 4.0}
-    return DeepseekV2ForCausalLM(
-        DeepseekV2Config(**_LATENT, **gate, n_shared_experts=2, norm_topk_prob=False, rope_parameters=_yarn(0.707))
-    )
+    settings = {**_LATENT, **gate, "n_shared_experts": 2, "norm_topk_prob": False, **changes}
+    return DeepseekV2ForCausalLM(DeepseekV2Config(**settings, rope_parameters=_yarn(0.707)))
 
 
 def _v2_lite() -> PreTrainedModel:
@@ -87,8 +86,9 @@ def _v3(**changes: Any) -> PreTrainedModel:
     return DeepseekV3ForCausalLM(DeepseekV3Config(**settings))
 
 
-def _llama(**rope: Any) -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**_GROUPED, rope_parameters={"rope_theta": 10000.0, **rope}))
+def _llama(*, attention_bias: bool = False, **rope: Any) -> PreTrainedModel:
+    parameters = {"rope_type": "default", "rope_theta": 10000.0, **rope}
+    return LlamaForCausalLM(LlamaConfig(**_GROUPED, attention_bias=attention_bias, rope_parameters=parameters))
 
 
 def _llama3() -> PreTrainedModel:
@@ -109,19 +109,29 @@ FAMILIES = {
     "v2_lite": _v2_lite,
     "v3": _v3,
     "v3_no_q_lora": lambda: _v3(q_lora_rank=None),
-    "llama": lambda: _llama(rope_type="default"),
+    "llama": _llama,
     "llama_linear": lambda: _llama(rope_type="linear", factor=4.0),
     "llama3": _llama3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
 }
 
+VARIANTS = {
+    "v2_bias": lambda: _v2(attention_bias=True),
+    "v2_lite_bias": lambda: _v2(attention_bias=True, q_lora_rank=None),
+    "v3_plain": lambda: _v3(n_group=1, topk_group=1, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+    "v3_one_dense_layer": lambda: _v3(first_k_dense_replace=3, num_hidden_layers=1),
+    "llama_bias": lambda: _llama(attention_bias=True),
+    "llama_yarn": lambda: _llama(rope_type="yarn", factor=8.0, original_max_position_embeddings=64),
+}
+"""What the families leave out of their options."""
+
 
 def make_checkpoint(family: str, folder: Path, *, max_shard_size: str = "50GB") -> Path:
-    """Write the family's checkpoint into the folder, the same at every call."""
+    """Write the family's, or the variant's, checkpoint into the folder, the same at every call."""
     with torch.random.fork_rng():
-        torch.manual_seed(sorted(FAMILIES).index(family))
-        model = FAMILIES[family]()
+        torch.manual_seed([*sorted(FAMILIES), *VARIANTS].index(family))
+        model = {**FAMILIES, **VARIANTS}[family]()
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             _randomize(name, tensor)
         if model.config.tie_word_embeddings:

@@ -83,6 +83,7 @@ class DeepseekConfig(ModelConfig):
     n_group: int
     topk_group: int
     norm_topk_prob: bool
+    """Followed for V2 as DeepSeek's own code does, though transformers ignores it there; no V2 checkpoint sets it."""
     routed_scaling_factor: float
 
     def is_moe(self, layer: int) -> bool:

@@ -8,7 +8,7 @@ import torch
 from deepseek_engine.kernels import moe_experts
 from deepseek_engine.models import latent_attention, load_model
 from paged_sequences import PagedSequences, chunked_logits
-from random_checkpoints import FAMILIES, random_token_ids
+from random_checkpoints import FAMILIES, VARIANTS, random_token_ids
 from torch import Tensor
 
 TOLERANCE = 1e-4
@@ -35,6 +35,13 @@ def test_logits_for_every_chunk_size(
 ) -> None:
     model = load_model(checkpoint_folder(family), dtype=torch.float32)
     assert difference(chunked_logits(model, TOKENS, chunk), expected_logits(family, TOKENS)) < TOLERANCE
+
+
+@pytest.mark.parametrize("chunk", [1, 16])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_of_variants(variant: str, chunk: int, checkpoint_folder: Folder, expected_logits: Expected) -> None:
+    model = load_model(checkpoint_folder(variant), dtype=torch.float32)
+    assert difference(chunked_logits(model, TOKENS, chunk), expected_logits(variant, TOKENS)) < TOLERANCE
 
 
 @pytest.mark.parametrize("family", FAMILIES)
