@@ -6,10 +6,10 @@ from piccard.cli import app
 from piccard.errors import OperationError
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run the command line; what goes wrong is told in a sentence, with exit code 1 or 2."""
     try:
-        app()
+        app(args=arguments)
     except OperationError as error:
         for line in str(error).splitlines():
             print(f"piccard: {line}", file=sys.stderr)

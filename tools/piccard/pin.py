@@ -29,6 +29,8 @@ def pin_problem(model_folder: Path) -> str | None:
         pinned = path.stat().st_mtime
     except FileNotFoundError:
         return f"{path} is missing"
+    if pinned < PIN_TIME:
+        return f"{path} has lost its time, which lies in the year 2037"
     newest = max((_newest(entry) for entry in model_folder.iterdir() if entry.name != PIN_NAME), default=0.0)
     if newest >= pinned:
         return f"{path} is not the newest file of its folder"

@@ -1,0 +1,204 @@
+"""`piccard serve` on a real server: what it prints, how it ends, and what it brings back."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from piccard.shared_memory import home_prefix, regions
+from piccard_contract.home import version_owner
+from piccard_contract.process_lock import is_held
+from piccard_server import RunningServer, free_ports, make_scripted_home, run_piccard, wait_for
+from running_stream import RunningStream
+from triton_calls import grpc_stream, http_generate
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+SCRIPT = {"tokens": 100, "delay_s": 0.01}
+
+
+def one_token(server: RunningServer, model: str | None = None, **inputs: object) -> int:
+    responses = grpc_stream(
+        server.grpc,
+        model or server.service.ensemble,
+        headers={"x-canary": "false"},
+        text_input="one",
+        stream=True,
+        sampling_parameters={"max_tokens": 1},
+        **inputs,
+    )
+    version: int = responses[0]["served_version"][0]
+    return version
+
+
+def revivals(server: RunningServer) -> dict[str, int]:
+    section = server.section("supervisor")
+    assert section is not None
+    found: dict[str, int] = section.data["revivals"]
+    return found
+
+
+def test_health_and_endpoints_are_told(server: RunningServer) -> None:
+    assert server.get("livez")[0] == 200
+    status, body = server.get("readyz")
+    assert status == 200
+    assert body["services"]["deepseek"]["version"] == 1
+    assert server.get("elsewhere")[0] == 404
+    for part in (server.grpc, f"http://{server.http}", f"http://{server.metrics}/metrics", "curl -sN", "python -c"):
+        assert part in server.printed()
+
+
+def test_printed_python_call_works(server: RunningServer) -> None:
+    program = server.printed().split("python -c '\n")[1].split("'\n")[0]
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("def fibonacci(n):")
+
+
+def test_http_and_metrics_answer(server: RunningServer) -> None:
+    status, (answer,) = http_generate(server.http, server.service.ensemble, text_input="one two", max_tokens=2)
+    assert status == 200
+    assert answer["text_output"] == "one two one two"
+    assert "nv_inference_request_success" in server.metrics_text()
+
+
+def test_model_control_needs_the_key(server: RunningServer) -> None:
+    client = InferenceServerClient(server.grpc)
+    try:
+        with pytest.raises(InferenceServerException, match="restricted"):
+            client.get_model_repository_index()
+        with pytest.raises(InferenceServerException, match="restricted"):
+            client.unload_model(server.service.llm)
+    finally:
+        client.close()
+    with server.control() as control:
+        assert control.ready_versions(server.service.llm) == [1, 2]
+
+
+def test_everything_listens_on_the_loopback_alone(server: RunningServer) -> None:
+    family = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
+    listening = {
+        connection.laddr.ip
+        for process in family
+        for connection in process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}
+
+
+def test_second_server_of_a_home_is_refused(server: RunningServer) -> None:
+    result = run_piccard(server.home, "serve", *_ports(), check=False)
+    assert result.returncode == 1
+    assert "runs already" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_taken_port_is_found_before_the_server_starts(server: RunningServer, tmp_path: Path) -> None:
+    service = make_scripted_home(tmp_path / "home")
+    taken = server.grpc.split(":")[1]
+    result = run_piccard(service.home, "serve", *_ports()[:1], f"--grpc-port={taken}", *_ports()[2:], check=False)
+    assert result.returncode == 1
+    assert f"port {taken} of 127.0.0.1" in result.stderr
+    assert "--grpc-port" in result.stderr
+    assert not (service.home / "state" / "logs" / "tritonserver.log").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_lets_streams_finish_and_leaves_nothing(fresh_server: Callable[..., RunningServer], number: int) -> None:
+    server = fresh_server()
+    stream = RunningStream(
+        server.grpc,
+        server.service.ensemble,
+        text_input="one two",
+        sampling_parameters={"max_tokens": 1000},
+        extensions={"script": SCRIPT},
+    ).wait_first()
+
+    assert server.stop(number=number) == 0
+
+    assert stream.wait().error is None
+    assert stream.status == "OK"
+    assert len(stream.token_ids) == SCRIPT["tokens"]
+
+
+@pytest.mark.parametrize(("version", "other"), [(2, 1), (1, 2)])
+def test_killed_version_is_revived(fresh_server: Callable[..., RunningServer], version: int, other: int) -> None:
+    server = fresh_server()
+    old, untouched = server.pid(version_owner(version)), server.pid(version_owner(other))
+    os.kill(old, signal.SIGKILL)
+    wait_for(lambda: server.version_ready(version) and server.pid(version_owner(version)) != old, 30, "revival")
+    assert server.pid(version_owner(other)) == untouched
+    wait_for(lambda: server.get("readyz")[0] == 200, 30, "readiness")
+    assert one_token(server) == 1
+    wait_for(lambda: revivals(server) == {f"deepseek/version-{version}": 1}, 5, "its report")
+
+
+def test_killed_only_version_is_revived(fresh_server: Callable[..., RunningServer]) -> None:
+    server = fresh_server(versions=1)
+    old = server.pid(version_owner(1))
+    os.kill(old, signal.SIGKILL)
+    wait_for(lambda: server.version_ready(1) and server.pid(version_owner(1)) != old, 30, "revival")
+    wait_for(lambda: server.get("readyz")[0] == 200, 30, "readiness")
+    assert one_token(server) == 1
+
+
+@pytest.mark.parametrize("owner", ["admission", "router", "router_unary"])
+def test_killed_step_is_rolled_to_its_other_folder(fresh_server: Callable[..., RunningServer], owner: str) -> None:
+    server = fresh_server()
+    os.kill(server.pid(owner), signal.SIGKILL)
+    wait_for(lambda: is_held(server.service.process_lock(f"{owner}.2")), 30, "the other folder")
+    wait_for(lambda: server.get("readyz")[0] == 200, 30, "readiness")
+    assert one_token(server) == 1
+
+    os.kill(server.pid(f"{owner}.2"), signal.SIGKILL)
+    wait_for(lambda: is_held(server.service.process_lock(owner)), 30, "the first folder")
+    wait_for(lambda: server.get("readyz")[0] == 200, 30, "readiness")
+    assert one_token(server) == 1
+
+
+def test_readyz_tells_that_stable_is_dead(fresh_server: Callable[..., RunningServer]) -> None:
+    server = fresh_server(versions=1)
+    os.kill(server.pid(version_owner(1)), signal.SIGSTOP)
+    try:
+        wait_for(lambda: server.get("readyz")[0] == 503, 30, "the truth")
+        assert server.get("livez")[0] == 200
+    finally:
+        os.kill(server.pid(version_owner(1)), signal.SIGCONT)
+    wait_for(lambda: server.get("readyz")[0] == 200, 30, "readiness")
+
+
+def test_killed_supervisor_takes_the_server_along(fresh_server: Callable[..., RunningServer], tmp_path: Path) -> None:
+    service = make_scripted_home(tmp_path / "killed")
+    server = RunningServer(service.home).wait_ready()
+    section = server.section("supervisor")
+    assert section is not None
+    server_pid = section.data["server_pid"]
+    server.process.kill()
+    server.process.wait()
+    wait_for(lambda: not Path(f"/proc/{server_pid}").exists(), 60, "the server's end")
+
+    # What it left is removed by the next start.
+    again = RunningServer(service.home).wait_ready()
+    pid = again.process.pid
+    assert all(f"_{pid}_" in region.name for region in regions(home_prefix(service.home)))
+    again.stop()
+
+
+def test_server_that_dies_ends_the_command(tmp_path: Path) -> None:
+    service = make_scripted_home(tmp_path / "home")
+    server = RunningServer(service.home).wait_ready()
+    section = server.section("supervisor")
+    assert section is not None
+    os.kill(section.data["server_pid"], signal.SIGKILL)
+    assert server.process.wait(60) == 1
+    assert "tritonserver ended by itself" in server.printed()
+    assert server.stop() == 1
+
+
+def _ports() -> list[str]:
+    names = ("--http-port", "--grpc-port", "--metrics-port", "--health-port")
+    return [f"{name}={port}" for name, port in zip(names, free_ports(4), strict=True)]
