@@ -67,11 +67,11 @@ class CacheSettings(_Part):
 
     Attributes:
         dtype: type of its values; auto is that of the activations.
-        block: tokens a block.
+        block: tokens a block; None takes the profile's.
     """
 
     dtype: CacheDtype = CacheDtype.AUTO
-    block: Literal[16, 32, 64] = 16
+    block: Literal[16, 32, 64] | None = None
 
 
 class Parallel(_Part):

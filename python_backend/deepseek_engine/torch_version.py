@@ -45,9 +45,10 @@ def open_torch(file: VersionFile, *, checkpoint: Path, progress: Progress, threa
     on_gpu = device.type == "cuda"
     total = torch.cuda.get_device_properties(device).total_memory if on_gpu else host_memory()
     weights = _allocated(device) - used if on_gpu else _file_bytes(checkpoint)
+    block = {} if file.cache.block is None else {"block_size": file.cache.block}
     settings = profile(
         file.profile.value,
-        block_size=file.cache.block,
+        **block,
         cache_bytes=cache_bytes(file.memory, on_gpu=on_gpu, total=total, weights=weights),
         max_model_len=file.max_model_len,
     )
