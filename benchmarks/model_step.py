@@ -88,9 +88,9 @@ def compare(model: Model, oracle: PreTrainedModel, rows: int, context: int, step
 
     ours, theirs, difference = [], [], 0.0
     for step in range(steps):
-        seconds, logits = timed(lambda step=step: our_step(model, cache, tokens[step], context + step, tables))
+        seconds, logits = timed(our_step, model, cache, tokens[step], context + step, tables)
         ours.append(seconds)
-        seconds, expected = timed(lambda step=step: their_step(oracle, past, tokens[step]))
+        seconds, expected = timed(their_step, oracle, past, tokens[step])
         theirs.append(seconds)
         difference = max(difference, float((logits - expected).abs().max()))
     our_ms, their_ms = (statistics.median(times) * 1e3 for times in (ours, theirs))
@@ -125,9 +125,9 @@ def blocks(tokens: int) -> int:
     return -(-tokens // BLOCK_SIZE)
 
 
-def timed(run: Callable[[], torch.Tensor]) -> tuple[float, torch.Tensor]:
+def timed(run: Callable[..., torch.Tensor], *arguments: object) -> tuple[float, torch.Tensor]:
     begin = time.perf_counter()
-    result = run()
+    result = run(*arguments)
     return time.perf_counter() - begin, result
 
 
