@@ -1,0 +1,202 @@
+"""A canary that fails on a real server, in every way and at every token: the client gets a whole answer."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+from entry_points import ENTRY_POINTS, STREAMING, Answer
+from piccard_contract.home import version_owner
+from piccard_server import RunningServer, wait_for
+from running_stream import RunningStream
+
+TOKENS = 8
+CASES = [(name, stream) for name in ENTRY_POINTS for stream in (False, True) if not stream or name in STREAMING]
+over_entry_points = pytest.mark.parametrize(("entry", "stream"), CASES)
+
+
+def script(**canary: Any) -> dict[str, Any]:
+    """Eight tokens, tagged with the version that made each; version 2 plays `canary`."""
+    return {"script": {"tokens": TOKENS, "delay_s": 0.01, "tag": True, "versions": {"2": canary}}}
+
+
+def ask(
+    server: RunningServer,
+    entry: str,
+    extensions: dict[str, Any],
+    *,
+    stream: bool = False,
+    headers: dict[str, str] | None = None,
+    parameters: dict[str, Any] | None = None,
+    **inputs: Any,
+) -> Answer:
+    if stream:
+        inputs["stream"] = True
+    inputs |= {"text_input": "a b c", "extensions": extensions, "exclude_input_in_output": True}
+    return ENTRY_POINTS[entry](server, headers or {"X-Canary": "true"}, parameters or {}, inputs)
+
+
+def expected(at: int) -> str:
+    """The first `at` words by version 2, the others by version 1."""
+    return "".join(f" {'abc'[i % 3]}@{2 if i < at else 1}" for i in range(TOKENS))
+
+
+def check_taken_over(answer: Answer, at: int, code: str) -> None:
+    assert answer.code == "OK", answer.error_text
+    assert answer.text == expected(at)
+    assert len(answer.token_ids) == TOKENS
+    assert (answer.version, answer.reason) == (1, "resumed" if at else "fallback")
+    assert answer.details["route"] == {"decision": "header", "attempts": [{"version": 2, "code": code}]}
+    assert answer.details["usage"]["completion_tokens"] == TOKENS
+
+
+@over_entry_points
+@pytest.mark.parametrize("at", [0, 1, 5])
+@pytest.mark.parametrize("code", ["INTERNAL", "OUT_OF_MEMORY", "NUMERICAL_ERROR"])
+def test_a_failing_canary_is_met_by_stable(server: RunningServer, entry: str, stream: bool, at: int, code: str) -> None:
+    answer = ask(server, entry, script(fail_at=at, error=code), stream=stream)
+
+    check_taken_over(answer, at, code)
+
+
+def test_every_token_of_a_stream_tells_who_made_it(server: RunningServer) -> None:
+    answer = ask(server, "grpc_stream", script(fail_at=3), stream=True)
+
+    told = [(r["served_version"][0], r["route_reason"][0]) for r in answer.responses if r["token_ids"]]
+    assert sorted(set(told), key=told.index) == [(2, "header"), (1, "resumed")]
+
+
+def test_sums_go_on_after_a_resume(server: RunningServer) -> None:
+    inputs = {"return_cumulative_logprob": True, "return_num_output_tokens": True, "return_finish_reason": True}
+    whole = ask(server, "grpc_stream", script(), stream=True, **inputs)
+    resumed = ask(server, "grpc_stream", script(fail_at=4), stream=True, **inputs)
+
+    for answer in (whole, resumed):
+        assert sum(response["num_output_tokens"][0] for response in answer.responses) == TOKENS
+        assert answer.responses[-1]["finish_reason"] == ["stop"]
+    sums = [response["cumulative_logprob"][0] for response in resumed.responses]
+    assert sums == sorted(sums, reverse=True)
+    assert sums[-1] == whole.responses[-1]["cumulative_logprob"][0]
+
+
+@pytest.mark.parametrize("entry", ["grpc_stream", "http_infer"])
+@pytest.mark.parametrize("at", [0, 2])
+def test_who_is_never_moved(server: RunningServer, entry: str, at: int) -> None:
+    failing = {"script": {"tokens": TOKENS, "fail_at": at, "error": "OUT_OF_MEMORY"}}
+    pinned = ask(server, entry, failing, parameters={"version": 2})
+    kept = ask(server, entry, failing, headers={"X-Canary": "false"})
+
+    assert pinned.error is not None
+    assert (pinned.code, pinned.error.version) == ("OUT_OF_MEMORY", 2)
+    assert kept.error is not None
+    assert (kept.code, kept.error.version) == ("OUT_OF_MEMORY", 1)
+
+
+def test_header_false_is_kept_from_the_canary_where_both_may_fall_back(fresh_server: Any) -> None:
+    server: RunningServer = fresh_server(fallback_policy="both")
+    stable_fails = {"script": {"tokens": TOKENS, "tag": True, "versions": {"1": {"fail_at": 2}}}}
+
+    moved = ask(server, "grpc_stream", stable_fails, stream=True, headers={"X-Session-Id": stable_caller(server)})
+    assert (moved.code, moved.version, moved.reason) == ("OK", 2, "resumed")
+    kept = ask(server, "grpc_stream", stable_fails, stream=True, headers={"X-Canary": "false"})
+    assert kept.code == "INTERNAL"
+
+
+def test_several_choices_cannot_be_resumed(server: RunningServer) -> None:
+    sampling = {"n": 2, "temperature": 1.0, "max_tokens": TOKENS}
+    streamed = ask(server, "grpc_stream", script(fail_at=3), stream=True, sampling_parameters=sampling)
+    assert streamed.code == "RESUME_IMPOSSIBLE"
+
+    # Nothing was sent yet, so the other version begins anew.
+    whole = ask(server, "grpc_stream", script(fail_at=3), sampling_parameters=sampling)
+    assert (whole.code, whole.version, whole.reason) == ("OK", 1, "fallback")
+    assert len(whole.responses[0]["text_output"]) == 2
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_a_hanging_canary_misses_its_deadline(fresh_server: Any, at: int) -> None:
+    server: RunningServer = fresh_server(deadlines={"first_token": 1.0, "between_tokens": 1.0})
+    for entry, stream in (("grpc_stream", True), ("generate_stream", True), ("http_infer", False)):
+        check_taken_over(ask(server, entry, script(hang_at=at), stream=stream), at, "DEADLINE_EXCEEDED")
+    # The attempts that were given up are cancelled, and their blocks come back.
+    wait_for(lambda: running(server, 2) == 0, 5, "version 2 to be idle")
+    wait_for(lambda: "piccard_blocked_attempts" in server.metrics_text(), 5, "the gauge")
+    wait_for(lambda: metric(server, "piccard_blocked_attempts") == 0, 5, "blocked threads to end")
+
+
+def test_a_hanging_version_without_a_successor_is_told(fresh_server: Any) -> None:
+    server: RunningServer = fresh_server(deadlines={"first_token": 1.0, "between_tokens": 1.0}, fallback_policy="none")
+    answer = ask(server, "http_infer", script(hang_at=0))
+
+    assert (answer.code, answer.status) == ("DEADLINE_EXCEEDED", 503)
+    assert answer.error is not None
+    assert answer.error.retry_after is not None
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_a_canary_that_is_killed(fresh_server: Any, at: int) -> None:
+    """kill -9 by its own script: every request is answered whole, on every kind of entry point."""
+    server: RunningServer = fresh_server()
+    for entry, stream in (("grpc_stream", True), ("http_infer", False), ("generate", False)):
+        wait_for(lambda: server.version_ready(2), 60, "version 2 to be revived")
+        wait_for(lambda: canary_answers(server), 60, "version 2 to answer")
+        start = time.monotonic()
+        answer = ask(server, entry, script(die_at=at), stream=stream)
+        # Tokens that were on their way died with it, such as those that were gathered for one answer.
+        check_taken_over(answer, min(at, answer.text.count("@2")), "VERSION_DIED")
+        assert at == 0 or not stream or answer.reason == "resumed"
+        # The deadlines are 60 and 30 s: it was the death that was noticed.
+        assert time.monotonic() - start < 20
+
+
+def test_many_streams_outlive_their_version(fresh_server: Any) -> None:
+    server: RunningServer = fresh_server()
+    words = " ".join(f"w{n}" for n in range(40))
+    streams = [
+        RunningStream(
+            server.grpc,
+            server.service.ensemble,
+            headers={"x-canary": "true"},
+            text_input=words,
+            extensions={"script": {"tokens": 40, "delay_s": 0.05}},
+        )
+        for _ in range(24)
+    ]
+    for stream in streams:
+        stream.wait_first()
+    os.kill(server.pid(version_owner(2)), signal.SIGKILL)
+
+    for stream in streams:
+        stream.wait()
+        assert stream.error is None
+        assert stream.status == "OK"
+        assert stream.text.split() == words.split()
+        assert stream.versions == {1, 2}
+    # The router still works, and the canary comes back.
+    wait_for(lambda: canary_answers(server), 60, "version 2 to be revived")
+
+
+def stable_caller(server: RunningServer) -> str:
+    from piccard_canary.sticky import position
+    from piccard_contract.policy import read_policy
+
+    salt = read_policy(server.service.policy_file).salt
+    return next(f"s{n}" for n in range(1000) if position(salt, f"x-session-id:s{n}") >= 0.1)
+
+
+def canary_answers(server: RunningServer) -> bool:
+    answer = ask(server, "grpc_stream", script(), stream=True)
+    return answer.code == "OK" and answer.version == 2
+
+
+def running(server: RunningServer, version: int) -> int:
+    section = server.section(version_owner(version))
+    assert section is not None
+    count: int = section.data["running"] + section.data["waiting"]
+    return count
+
+
+def metric(server: RunningServer, name: str) -> float:
+    lines = [line for line in server.metrics_text().splitlines() if line.startswith(name)]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
