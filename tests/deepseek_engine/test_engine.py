@@ -57,7 +57,8 @@ def test_a_seeded_text_is_the_same_whatever_else_runs(chunk, seed, others, cachi
 @FEW
 @given(seed=st.integers(0, 2**31), at=st.sets(st.integers(1, 24), min_size=1, max_size=5), caching=st.booleans())
 def test_preemption_does_not_change_outputs(seed, at, caching):
-    params = {"seed": seed, "max_tokens": 25, "repetition_penalty": 1.2, "logprobs": 1, "prompt_logprobs": 1}
+    params = {"seed": seed, "max_tokens": 25, "ignore_eos": True, "repetition_penalty": 1.2, "logprobs": 1}
+    params["prompt_logprobs"] = 1
     alone = generate(PROMPT, **params)
     engine = toy_engine(enable_prefix_caching=caching, max_num_batched_tokens=16, max_num_seqs=2)
     engine.add(toy_request("r", PROMPT, **params))

@@ -51,7 +51,7 @@ def test_every_seam(name):
     assert len(whole.token_ids) in (LENGTH, 16)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(seed=st.integers(0, 1000), start=st.integers(2, 14), length=st.integers(1, 4), include=st.booleans())
 def test_a_stop_string_across_the_seam(seed, start, length, include):
     params = {"max_tokens": LENGTH, "ignore_eos": True, "seed": seed}
@@ -62,7 +62,7 @@ def test_a_stop_string_across_the_seam(seed, start, length, include):
     assert whole.text == text[: text.index(stop) + (len(stop) if include else 0)]
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 @given(seed=st.integers(0, 1000), place=st.integers(3, 20))
 def test_a_stop_token(seed, place):
     params = {"max_tokens": LENGTH, "ignore_eos": True, "seed": seed}

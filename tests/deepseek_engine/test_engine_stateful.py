@@ -111,4 +111,4 @@ def expected(prompt, choice, **params):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestEngine.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
