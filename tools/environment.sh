@@ -38,7 +38,7 @@ make_venv() {
 }
 
 install_torch() {
-    pip="$venv/bin/python -m pip install --quiet"
+    pip="$venv/bin/python -m pip install --quiet --constraint requirements/runtime.txt"
     torch=$(grep '^torch==' requirements/torch.txt)
     if "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '${torch#torch==}')" 2>/dev/null; then
         return
@@ -63,11 +63,12 @@ if [ ! -x "$venv/bin/python" ] || ! usable "$venv/bin/python"; then
     make_venv
 fi
 install_torch
-files="-r requirements/torch.txt -r requirements/runtime.txt"
+files="-r requirements/runtime.txt"
 if [ "${1:-runtime}" = dev ]; then
     files="$files -r requirements/dev.txt"
 fi
 echo "installing the locked versions"
+# The files name everything, so there is nothing to resolve.
 # shellcheck disable=SC2086
-"$venv/bin/python" -m pip install --quiet $files
+"$venv/bin/python" -m pip install --quiet --no-deps $files
 "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
