@@ -1,10 +1,13 @@
 """The adapters between Triton's Python backend and the ensemble: the only file here that knows the server."""
 
+import gc
 import json
 import threading
+import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +143,7 @@ class RouterModel:
             wake=lambda: self._watchdog.wake(),
         )
         self._watchdog = Watchdog(self._router.streams, availability.process, _log_error)
-        self._publisher = Publisher(self._process.writer, self._report, _log_error)
+        self._publisher = Publisher(self._process.writer, self._report, _log_error, also=client.spent.drop_old)
         self._watchdog.start()
         self._publisher.start()
 
@@ -202,11 +205,40 @@ class _Frame:
             ) from error
 
 
+class _Spent:
+    """Keeps iterators of BLS calls for a while after their end.
+
+    The stub holds each in a map too and drops its reference on a thread that does not hold the interpreter's lock. If
+    that reference is the last, the responses and their arrays are freed beside running Python code, which sooner or
+    later kills the process (seen, and read in pb_stub.cc of 24.10). So ours has to be the last.
+    """
+
+    # The stub drops its own within a few messages to the server, so within milliseconds.
+    SECONDS = 5.0
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[float, Any]] = deque()
+        self._lock = threading.Lock()
+
+    def keep(self, iterator: Any) -> None:
+        with self._lock:
+            self._kept.append((time.monotonic(), iterator))
+        self.drop_old()
+
+    def drop_old(self) -> None:
+        """Drop those that are old enough; called now and then, so that an idle router holds none."""
+        limit = time.monotonic() - self.SECONDS
+        with self._lock:
+            while self._kept and self._kept[0][0] < limit:
+                self._kept.popleft()
+
+
 class _Versions:
     """Calls versions of the model `llm` through BLS."""
 
     def __init__(self, llm: str) -> None:
         self._llm = llm
+        self.spent = _Spent()
 
     def open(self, version: int, request: GenerateRequest, outputs: frozenset[str]) -> Iterator[_Frame]:
         for response in self._exec(version, request_inputs(request), list(outputs)):
@@ -231,10 +263,14 @@ class _Versions:
             requested_output_names=outputs,
             inputs=[_tensor(INPUT_SPECS[name], values) for name, values in inputs.items()],
         )
+        responses: Any = None
         try:
-            yield from request.exec(decoupled=True)
+            responses = request.exec(decoupled=True)
+            yield from responses
         except pb_utils.TritonModelException as error:
             raise call_error(str(error), version) from error
+        finally:
+            self.spent.keep(responses)
 
 
 class _Client:
@@ -310,16 +346,21 @@ class _Exporter:
         self._live_state = process.live_state
         self._lock = ProcessLock(process.service.process_lock("exporter"))
         self._held = False
-        self._export: Callable[[Any], None] = MetricsExport(_TritonFamilies()).export
+        self._export: MetricsExport | None = MetricsExport(_TritonFamilies())
 
     def round(self) -> None:
+        if self._export is None:
+            return
         if not self._held:
             try:
                 self._lock.acquire(timeout=0.0)
             except AlreadyHeldError:
                 return
             self._held = True
-        self._export(self._live_state.sections())
+        self._export.export(self._live_state.sections())
 
     def end(self) -> None:
+        # A metric tells the server of its end; one that outlives the connection to it crashes the process.
+        self._export = None
+        gc.collect()
         self._lock.release()

@@ -30,17 +30,25 @@ _DTYPES = {name: np.dtype(DATATYPES[spec.datatype][1]) for name, spec in OUTPUT_
 
 
 class TritonReply:
-    """The response sender of one request, as `deepseek_engine.flights.Reply`."""
+    """The response sender of one request, as `deepseek_engine.flights.Reply`.
 
-    def __init__(self, sender: Any) -> None:
+    Args:
+        asked: outputs that the caller reads.
+    """
+
+    def __init__(self, sender: Any, asked: frozenset[str]) -> None:
         self._sender = sender
+        self._asked = asked
         self._final = False
         # The server frees what is_cancelled() asks when the final response was sent.
         self._ending = threading.Lock()
 
     def send(self, outputs: dict[str, list[Any]], *, final: bool) -> None:
         """Send tensors, name -> values."""
-        response = pb_utils.InferenceResponse(output_tensors=[_tensor(name, outputs[name]) for name in outputs])
+        # The stub drops what was not asked for itself, but without the interpreter's lock: the tensor's array is then
+        # freed beside running Python code, which sooner or later kills the process (pb_utils of 24.10).
+        tensors = [_tensor(name, outputs[name]) for name in outputs if name in self._asked]
+        response = pb_utils.InferenceResponse(output_tensors=tensors)
         if not final:
             self._sender.send(response)
             return
@@ -89,7 +97,7 @@ class VersionModel:
     def execute(self, requests: list[Any]) -> None:
         """Take the requests; their responses come later from other threads."""
         for request in requests:
-            reply = TritonReply(request.get_response_sender())
+            reply = TritonReply(request.get_response_sender(), frozenset(request.requested_output_names()))
             try:
                 self._server.take(_inputs(request), _parameters(request), request_id=request.request_id(), reply=reply)
             # Whatever is raised here would leave the request hanging for ever.

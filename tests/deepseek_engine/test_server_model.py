@@ -14,6 +14,7 @@ import pytest
 from piccard_contract.home import Service, version_owner
 from piccard_contract.live_state import LiveState
 from piccard_contract.process_lock import is_held
+from piccard_contract.tensors import OUTPUT_SPECS
 from piccard_contract.version_file import VersionFile
 
 FINAL = 1
@@ -76,6 +77,9 @@ class Request:
 
     def request_id(self) -> str:
         return "a"
+
+    def requested_output_names(self) -> list[str]:
+        return list(OUTPUT_SPECS)
 
     def get_response_sender(self) -> Sender:
         return self.sender
