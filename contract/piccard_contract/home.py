@@ -10,6 +10,9 @@ DEFAULT_SERVICE = "deepseek"
 # Folders of HOME/state that are no service's.
 RESERVED_NAMES = frozenset({"keys", "logs"})
 
+# What the names of a service's models end in; no service's own name does.
+_SUFFIXES = ("_unary", "_admission", "_router", "_llm")
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -26,6 +29,10 @@ class Service:
     def __post_init__(self) -> None:
         if not SERVICE_NAME.match(self.name):
             raise ValueError(f"{self.name!r} is not a service name: a small letter, then up to 39 of a-z, 0-9 and _")
+        if self.name.endswith(_SUFFIXES):
+            raise ValueError(
+                f"{self.name!r} cannot be a service's name; models of another end in {', '.join(_SUFFIXES)}"
+            )
         if self.name in RESERVED_NAMES:
             raise ValueError(f"{self.name!r} cannot be a service's name; a home keeps its {self.name} under it")
 
@@ -33,7 +40,7 @@ class Service:
     def of_model(cls, model_folder: Path) -> "Service":
         """The service that a model's folder in a home belongs to."""
         name = model_folder.name
-        for suffix in ("_unary", "_admission", "_router", "_llm"):
+        for suffix in _SUFFIXES:
             name = name.removesuffix(suffix)
         return cls(model_folder.parent.parent, name)
 

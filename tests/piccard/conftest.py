@@ -37,22 +37,33 @@ def tree_hash() -> Callable[[Path], str]:
     return of
 
 
-Piccard = Callable[..., "subprocess.CompletedProcess[str]"]
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def piccard() -> Piccard:
-    """Runs the command within this process: `piccard(home, "promote", "2", check=True)`."""
+def command_line() -> Command:
+    """Runs the command line within this process: `command_line("promote", "2", "--home=...")`."""
 
-    def run(home: Path, *arguments: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         out, err, code = io.StringIO(), io.StringIO(), 0
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                main([*arguments, f"--home={home}"])
+                main([*arguments])
             except SystemExit as end:
                 code = int(end.code or 0)
-        if check:
-            assert code == 0, f"piccard {' '.join(arguments)}:\n{out.getvalue()}{err.getvalue()}"
         return subprocess.CompletedProcess(list(arguments), code, out.getvalue(), err.getvalue())
+
+    return run
+
+
+@pytest.fixture
+def piccard(command_line: Command) -> Command:
+    """The same against a home: `piccard(home, "promote", "2", check=True)`."""
+
+    def run(home: Path, *arguments: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+        result = command_line(*arguments, f"--home={home}")
+        if check:
+            assert result.returncode == 0, f"piccard {' '.join(arguments)}:\n{result.stdout}{result.stderr}"
+        return result
 
     return run

@@ -1,5 +1,6 @@
 """`piccard serve` on a real server: what it prints, how it ends, and what it brings back."""
 
+import ipaddress
 import os
 import signal
 import subprocess
@@ -82,12 +83,13 @@ def test_model_control_needs_the_key(server: RunningServer) -> None:
 def test_everything_listens_on_the_loopback_alone(server: RunningServer) -> None:
     family = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
     listening = {
-        connection.laddr.ip
+        ipaddress.ip_address(connection.laddr.ip.removeprefix("::ffff:"))
         for process in family
         for connection in process.net_connections()
         if connection.status == psutil.CONN_LISTEN
     }
-    assert listening == {"127.0.0.1"}
+    assert listening
+    assert all(address.is_loopback for address in listening)
 
 
 def test_second_server_of_a_home_is_refused(server: RunningServer) -> None:
@@ -171,9 +173,9 @@ def test_readyz_tells_that_stable_is_dead(fresh_server: Callable[..., RunningSer
     wait_for(lambda: server.get("readyz")[0] == 200, 30, "readiness")
 
 
-def test_killed_supervisor_takes_the_server_along(fresh_server: Callable[..., RunningServer], tmp_path: Path) -> None:
+def test_killed_supervisor_takes_the_server_along(tmp_path: Path) -> None:
     service = make_scripted_home(tmp_path / "killed")
-    server = RunningServer(service.home).wait_ready()
+    server = RunningServer(service.home, "--exit-timeout=3").wait_ready()
     section = server.section("supervisor")
     assert section is not None
     server_pid = section.data["server_pid"]

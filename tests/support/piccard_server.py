@@ -89,14 +89,15 @@ class RunningServer:
         self.ports = ports
 
     def wait_ready(self, timeout: float = 90.0) -> "RunningServer":
-        """Wait until /readyz says yes and every version that state.json wants is loaded."""
+        """Wait until /readyz says yes and the supervisor has loaded every version that state.json wants."""
         wait_for(self._ready_or_over, timeout, f"the server; it printed:\n{self.printed()}")
         return self
 
     def _ready_or_over(self) -> bool:
         if self.process.poll() is not None:
             raise AssertionError(f"piccard serve ended ({self.process.returncode}):\n{self.printed()}")
-        return self.get("readyz")[0] == 200 and self.loaded_all()
+        status, body = self.get("livez")
+        return status == 200 and body["phase"] == "serving" and self.get("readyz")[0] == 200 and self.loaded_all()
 
     def loaded_all(self) -> bool:
         """Whether every version that is not failed or retired has its process, ready for requests."""

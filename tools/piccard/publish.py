@@ -24,6 +24,7 @@ from piccard.snapshot import checkpoint_hashes, copy_code, installed_code_hash, 
 from piccard.triton_control import TritonControl
 from piccard.version_loading import load_version
 
+_UNFINISHED = frozenset({VersionState.STAGED, VersionState.LOADING, VersionState.PROBING})
 _LIVE = frozenset(VersionState) - {VersionState.FAILED, VersionState.RETIRED, VersionState.DRAINING}
 
 
@@ -128,7 +129,8 @@ def _same(op: Operation, state: ServiceState, version: VersionFile, label: str |
 def _again(op: Operation, state: ServiceState, number: int) -> Outcome:
     record = state.versions[number]
     what = f"publish {record.label} as {number}"
-    waits = record.state is VersionState.STAGED and op.control is not None
+    # This command holds the operators' lock, so whoever loaded it before was interrupted.
+    waits = record.state in _UNFINISHED and op.control is not None
     if record.state in _LIVE and not waits:
         message = f"this is published already, as version {number} ({record.label}, {record.state})"
         return Outcome(what, op.service.name, False, message, op.dry_run, after={"version": number})

@@ -8,16 +8,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from piccard_contract.home import Service, version_owner
+from piccard_contract.home import Service
 from piccard_contract.lifecycle import VersionState
-from piccard_contract.live_state import LiveState, SectionWriter
-from piccard_contract.process_lock import AlreadyHeldError, ProcessLock, holder_pid, is_held
+from piccard_contract.live_state import LiveState, LiveStateError, SectionWriter
+from piccard_contract.process_lock import AlreadyHeldError, ProcessLock, is_held
 from piccard_contract.reports import SupervisorReport
 
+from piccard.endpoints import endpoints
 from piccard.errors import OperationError
 from piccard.health_server import Health, HealthServer
 from piccard.keys import admin_key_path, make_secret, read_secret
@@ -32,16 +31,16 @@ from piccard.shared_memory import dead_regions, remove_regions, server_prefix
 from piccard.state_store import StateStore, services_of
 from piccard.triton_binary import TritonInstall, find_triton, prepare_backends, server_environment
 from piccard.triton_control import TritonControl
-from piccard.version_loading import add_version, drop_failed, load_version, move, revive_version, roll
+from piccard.version_loading import add_version, drop_failed, load_version, move
+from piccard.watch import Watch, requests_of
 
 OWNER = "supervisor"
 TICK = 0.1
 PUBLISH_EVERY = 0.5
 READY_TIMEOUT = 10.0
-LONGEST_BACKOFF = 60.0
 
-# Seconds without a request after which a draining version that the server does not unload is ended.
-DRAIN_QUIET = 5.0
+# Bytes of the server's log above which the next start begins a new one.
+LARGEST_LOG = 64 * 2**20
 
 # States in which a version was already good when the last server ended.
 _PROVEN = (VersionState.READY, VersionState.CANARY, VersionState.PREVIOUS)
@@ -68,9 +67,10 @@ class Supervisor:
         self._sections: list[tuple[LiveState, SectionWriter]] = []
         self._services: list[Service] = []
         self._phase = "starting"
+        self._trouble = ""
         self._started_at = time.time()
         self._revivals: dict[str, int] = {}
-        self._watch: _Watch | None = None
+        self._watch: Watch | None = None
         self._server: ServerProcess | None = None
         self._control: TritonControl | None = None
 
@@ -89,7 +89,12 @@ class Supervisor:
         """
         install = self._check()
         self._adopt(services_of(self.home))
-        health = HealthServer(self.settings.host, self.settings.health_port, self._live, self._ready)
+        try:
+            health = HealthServer(self.settings.host, self.settings.health_port, self._live, self._ready)
+        except OSError as error:
+            raise OperationError(
+                f"port {self.settings.health_port} cannot be used ({error}); choose another with --health-port"
+            ) from error
         try:
             self._server = self._make_server(install)
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -142,6 +147,8 @@ class Supervisor:
             headers=header_pattern(names),
         )
         log = self.home / "state" / "logs" / "tritonserver.log"
+        if log.exists() and log.stat().st_size > LARGEST_LOG:
+            os.replace(log, log.with_suffix(".log.1"))
         return ServerProcess([str(install.binary), *arguments], server_environment(install), working, log, prefix)
 
     def _adopt(self, services: list[Service]) -> None:
@@ -168,19 +175,33 @@ class Supervisor:
             if self._ending.wait(TICK) or not self._server.running:
                 return self._outcome()
             self._publish()
-        self._watch = _Watch(self._control, self._tell, self._revivals, self._ending)
+        self._watch = Watch(self._control, self._tell, self._revivals, self._ending)
         loader = threading.Thread(target=self._load, name="loader", daemon=True)
         loader.start()
         published = 0.0
         while not self._ending.wait(TICK):
             if not self._server.running:
                 return self._outcome()
-            self._watch.look(self._services)
-            if time.monotonic() - published >= PUBLISH_EVERY:
-                self._adopt(services_of(self.home))
-                self._watch.retire_drained(self._services)
+            due = time.monotonic() - published >= PUBLISH_EVERY
+            if due:
                 published = time.monotonic()
+            self._tend(self._watch, due=due)
         return self._outcome()
+
+    def _tend(self, watch: Watch, *, due: bool) -> None:
+        """Look after the services; a home that somebody broke by hand is told of and does not end the server."""
+        try:
+            watch.look(self._services)
+            if due:
+                self._adopt(services_of(self.home))
+                watch.learn(self._services)
+                watch.retire_drained(self._services)
+        except (OperationError, LiveStateError) as error:
+            if str(error) != self._trouble:
+                self._tell(str(error))
+            self._trouble = str(error)
+        else:
+            self._trouble = ""
 
     def _outcome(self) -> int:
         assert self._server is not None
@@ -304,22 +325,13 @@ class Supervisor:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def _tell_endpoints(self, service: Service, stable: int) -> None:
-        http, grpc = self._address("http"), self._address("grpc")
-        self._tell(
-            ENDPOINTS.format(
-                service=service.name,
-                stable=stable,
-                http=http,
-                grpc=grpc,
-                metrics=self._address("metrics"),
-                health=self._address("health"),
-            )
-        )
+        places = {name: self._address(name) for name in ("http", "grpc", "metrics", "health")}
+        self._tell(endpoints(service.name, stable, **places))
 
     def _idle(self) -> bool:
         """Whether no living process of a service has a request."""
         return not any(
-            section.alive and _requests(section.data) for state, _ in self._sections for section in state.sections()
+            section.alive and requests_of(section.data) for state, _ in self._sections for section in state.sections()
         )
 
     def _end(self, health: HealthServer) -> None:
@@ -343,134 +355,11 @@ class Supervisor:
             lock.release()
 
 
-class _Watch:
-    """Notices processes that died and starts them again, each in a thread of its own.
-
-    A process is known by the lock that it holds while it lives; one whose lock was never seen held is still starting.
-    """
-
-    def __init__(self, control: TritonControl, tell: Tell, revivals: dict[str, int], ending: threading.Event) -> None:
-        self._control = control
-        self._tell = tell
-        self._revivals = revivals
-        self._ending = ending
-        self._seen: set[tuple[str, str, int]] = set()
-        self._busy: set[tuple[str, str, int]] = set()
-        self._not_before: dict[tuple[str, str, int], float] = {}
-        self._quiet_since: dict[tuple[str, str, int], float] = {}
-
-    def look(self, services: list[Service]) -> None:
-        """One look at all processes of `services`."""
-        for service in services:
-            if not StateStore(service).exists:
-                # A publication of a new service that was undone.
-                continue
-            for model, version, owner in _processes(service):
-                key = (service.name, model, version)
-                if is_held(service.process_lock(owner)):
-                    self._seen.add(key)
-                elif key in self._seen and key not in self._busy and time.monotonic() >= self._not_before.get(key, 0):
-                    self._busy.add(key)
-                    threading.Thread(target=self._revive, args=(service, *key[1:], owner), daemon=True).start()
-
-    def retire_drained(self, services: list[Service]) -> None:
-        """Mark versions retired whose last stream is over."""
-        for service in services:
-            store = StateStore(service)
-            if not store.exists:
-                continue
-            for number, record in store.read().versions.items():
-                if record.state is not VersionState.DRAINING:
-                    continue
-                if not is_held(service.process_lock(version_owner(number))):
-                    move(store, number, VersionState.RETIRED)
-                    self._tell(f"{service.name}: version {number} is retired")
-                else:
-                    self._end_if_quiet(service, number)
-
-    def _end_if_quiet(self, service: Service, version: int) -> None:
-        """End a draining process without requests: the server keeps one whose request was cancelled as it ended."""
-        key = (service.name, service.llm, version)
-        live = LiveState(service.live_state, service.run_folder)
-        try:
-            section = live.read(version_owner(version))
-        finally:
-            live.close()
-        if section is None or not section.alive or _requests(section.data):
-            self._quiet_since.pop(key, None)
-            return
-        since = self._quiet_since.setdefault(key, time.monotonic())
-        holder = holder_pid(service.process_lock(version_owner(version)))
-        if time.monotonic() - since >= DRAIN_QUIET and holder == section.pid:
-            self._quiet_since.pop(key, None)
-            with suppress(ProcessLookupError):
-                os.kill(section.pid, signal.SIGKILL)
-
-    def _revive(self, service: Service, model: str, version: int, owner: str) -> None:
-        key = (service.name, model, version)
-        try:
-            if self._ending.is_set() or version not in self._control.ready_versions(model):
-                # Dropped on purpose.
-                self._seen.discard(key)
-                return
-            self._tell(f"{service.name}: the process of {owner} died; starting it again")
-            count = self._revivals[f"{service.name}/{owner}"] = self._revivals.get(f"{service.name}/{owner}", 0) + 1
-            self._not_before[key] = time.monotonic() + min(LONGEST_BACKOFF, 0.5 * 2**count)
-            if model == service.llm:
-                revive_version(self._control, service, version)
-            else:
-                roll(self._control, service, model)
-                self._seen.discard(key)
-            self._tell(f"{service.name}: {owner} is back")
-        except OperationError as error:
-            if not self._ending.is_set():
-                self._tell(f"{service.name}: {owner} cannot be started again: {error}")
-        finally:
-            self._busy.discard(key)
-
-
-def _processes(service: Service) -> list[tuple[str, int, str]]:
-    """(model, version, owner) of every process that `service` may have."""
-    found = [(service.llm, number, version_owner(number)) for number in StateStore(service).read().loaded()]
-    for model, name in (
-        (service.admission, "admission"),
-        (service.router, "router"),
-        (service.router_unary, "router_unary"),
-    ):
-        found += [(model, 1, name), (model, 2, f"{name}.2")]
-    return found
-
-
-def _requests(report: dict[str, Any]) -> int:
-    """Requests that a version or a router reports."""
-    in_flight = sum(int(count) for count in report.get("in_flight", {}).values())
-    return int(report.get("running", 0)) + int(report.get("waiting", 0)) + in_flight
-
-
 def _tail(path: Path, count: int) -> list[str]:
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
     except OSError:
         return []
-
-
-ENDPOINTS = """
-{service}: stable is version {stable}, and it answers
-  gRPC     {grpc}
-  HTTP     http://{http}
-  metrics  http://{metrics}/metrics
-  health   http://{health}/readyz
-
-  curl -sN http://{http}/v2/models/{service}/generate_stream \\
-    -d '{{"text_input": "def fibonacci(n):", "stream": true, "max_tokens": 64, "temperature": 0}}'
-
-  python -c '
-import numpy, tritonclient.http as triton
-text = triton.InferInput("text_input", [1], "BYTES")
-text.set_data_from_numpy(numpy.array(["def fibonacci(n):"], dtype=object))
-answer = triton.InferenceServerClient("{http}").infer("{service}_unary", [text])
-print(answer.as_numpy("text_output")[0].decode())'
-"""
 
 
 def print_line(line: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from piccard_contract.home import Service, version_owner
-from piccard_contract.lifecycle import ServiceState, VersionState
+from piccard_contract.lifecycle import IllegalMoveError, ServiceState, VersionState
 from piccard_contract.process_lock import is_held
 
 from piccard.errors import OperationError
@@ -25,7 +25,7 @@ def load_version(control: TritonControl, service: Service, version: int, tell: T
             before still does. Where the server itself ended, its next start goes on with it.
     """
     store = StateStore(service)
-    move(store, version, VersionState.LOADING)
+    _begin(store, version)
     try:
         tell(f"loading version {version}")
         add_version(control, service, version)
@@ -72,16 +72,19 @@ def revive_version(control: TritonControl, service: Service, version: int) -> No
     """Start a version again whose process died: loading the same set again would not.
 
     Beside another version it is dropped and added; the only one is unloaded and loaded.
+
+    Raises:
+        OperationError: it cannot be loaded.
     """
     with control_lock(service, service.llm):
         # Somebody else may have done it while this waited for the lock.
-        ready = set(control.ready_versions(service.llm))
-        if version not in ready or is_held(service.process_lock(version_owner(version))):
+        if is_held(service.process_lock(version_owner(version))):
             return
+        ready = set(control.ready_versions(service.llm))
         rest = ready - {version}
-        if rest:
+        if version in ready and rest:
             control.set_versions(service, service.llm, rest)
-        else:
+        elif version in ready:
             control.unload(service.llm)
             control.wait_unloaded(service.llm, timeout=10.0)
         control.set_versions(service, service.llm, {*rest, version})
@@ -98,9 +101,24 @@ def roll(control: TritonControl, service: Service, model: str) -> int:
 
 
 def move(store: StateStore, version: int, to: VersionState, reason: str = "") -> None:
-    """Move a version in state.json."""
+    """Move a version in state.json.
+
+    Raises:
+        OperationError: it may not move there from where it is.
+    """
     with store.change() as state:
-        state.move(version, to, reason)
+        try:
+            state.move(version, to, reason)
+        except IllegalMoveError as error:
+            raise OperationError(str(error)) from error
+
+
+def _begin(store: StateStore, version: int) -> None:
+    with store.change() as state:
+        if state.versions[version].state is VersionState.PROBING:
+            # Whoever probed it was interrupted.
+            state.move(version, VersionState.FAILED)
+        state.move(version, VersionState.LOADING)
 
 
 def take_role(state: ServiceState, version: int) -> None:
