@@ -1,9 +1,9 @@
 """Concurrent gRPC streams through the ensemble against the same streams on the version itself, in one run.
 
-Needs a running `piccard serve`. Rounds alternate between the two paths; figures are medians over the rounds of the
-median (and 95th percentile) time to first token and of tokens a second.
+Starts a server of the demo checkpoint, or takes the one at --url. Rounds alternate between the two paths; figures are
+medians over the rounds of the median (and 95th percentile) time to first token and of tokens a second.
 
-    python benchmarks/streams.py --url 127.0.0.1:8001 --streams 64 --tokens 64 --rounds 5
+    python benchmarks/streams.py --streams 64 --tokens 64 --rounds 5
 """
 
 import argparse
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc.aio as grpcclient
+from demo_server import demo_server
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -122,7 +123,7 @@ async def measure(args: argparse.Namespace) -> dict[str, list[Round]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="127.0.0.1:8001", help="gRPC endpoint")
+    parser.add_argument("--url", help="gRPC endpoint of a running server; else one is started")
     parser.add_argument("--service", default="deepseek")
     parser.add_argument("--version", type=int, default=1)
     parser.add_argument("--streams", type=int, default=64)
@@ -130,7 +131,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", default="def fibonacci(n):\n")
     args = parser.parse_args()
-    rounds = asyncio.run(measure(args))
+    if args.url:
+        rounds = asyncio.run(measure(args))
+    else:
+        with demo_server() as args.url:
+            rounds = asyncio.run(measure(args))
     print(f"{'path':10} {'first token median':>20} {'p95':>10} {'tokens/s':>10} {'tokens/response':>16}")
     medians: dict[str, dict[str, float]] = {}
     for path, kept in rounds.items():
@@ -149,7 +154,7 @@ def main() -> None:
     )
     RESULTS.mkdir(exist_ok=True)
     result = {
-        "settings": vars(args),
+        "settings": {key: value for key, value in vars(args).items() if key != "url"},
         "medians": medians,
         "rounds": {k: [asdict(r) for r in v] for k, v in rounds.items()},
     }
