@@ -122,7 +122,7 @@ class RouterModel:
         self._process = _Process(args, "router" if decoupled else "router_unary")
         service = self._process.service
         availability = Availability(service, self._process.live_state)
-        client = _Versions(service.llm)
+        client = self._client = _Versions(service.llm)
         self._counters = Counters(service.name, "router")
         self._log = RequestLog(service.request_log, _log_error)
         around = Surroundings(
@@ -155,6 +155,10 @@ class RouterModel:
         self._watchdog.stop()
         self._publisher.stop()
         self._log.close()
+        # What holds shared memory has to go before the stub gives it back.
+        time.sleep(0.1)
+        self._client.spent.drop_old(0.0)
+        gc.collect()
         self._process.end()
 
     def _start(self, request: Any) -> None:
@@ -225,9 +229,9 @@ class _Spent:
             self._kept.append((time.monotonic(), iterator))
         self.drop_old()
 
-    def drop_old(self) -> None:
+    def drop_old(self, seconds: float = SECONDS) -> None:
         """Drop those that are old enough; called now and then, so that an idle router holds none."""
-        limit = time.monotonic() - self.SECONDS
+        limit = time.monotonic() - seconds
         with self._lock:
             while self._kept and self._kept[0][0] < limit:
                 self._kept.popleft()
