@@ -46,7 +46,8 @@ ENTRY_POINTS = {
 TRITON_REFUSALS = (
     "Some requests never reach a model of the service, and Triton's own words have no head: a tensor of an unknown"
     " name, of the wrong type or shape; a body that is not JSON; a model or model version that does not exist. They"
-    " come as INVALID_ARGUMENT or 400, and NOT_FOUND, 404 or 400 for what does not exist. A gRPC call with a method"
+    " come as INVALID_ARGUMENT or 400 (a body of `/generate` that is not JSON as 500), and NOT_FOUND, 404 or 400 for"
+    " what does not exist. A gRPC call with a method"
     " that a model does not offer is UNIMPLEMENTED (`infer` on `deepseek`); HTTP `/infer` there answers 501."
 )
 
