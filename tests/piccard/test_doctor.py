@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from piccard import doctor as module
-from piccard.doctor import Finding, doctor, findings
+from piccard.doctor import doctor, findings
+from piccard.finding import Finding
 from piccard.keys import admin_key_path
 from piccard.operation import Operation
 from piccard.pin import PIN_NAME, set_pin

@@ -11,40 +11,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 from piccard_contract.home import Service
-from piccard_contract.lifecycle import VersionState
 from piccard_contract.live_state import LiveState, LiveStateError, SectionWriter
 from piccard_contract.process_lock import AlreadyHeldError, ProcessLock, is_held
 from piccard_contract.reports import SupervisorReport
 
-from piccard.endpoints import endpoints
 from piccard.errors import OperationError
 from piccard.health_server import Health, HealthServer
-from piccard.keys import admin_key_path, make_secret, read_secret
-from piccard.pin import set_pin
+from piccard.keys import admin_key_path, read_secret
 from piccard.policy_store import load_policy
 from piccard.prerequisites import problems
-from piccard.probe import generate_once
-from piccard.repository import compile_models
+from piccard.readiness import Readiness
 from piccard.server_process import ServerProcess
-from piccard.server_settings import ServerSettings, header_pattern, server_arguments
-from piccard.shared_memory import dead_regions, remove_regions, server_prefix
+from piccard.server_settings import ServerSettings
+from piccard.server_start import make_server, server_log
+from piccard.startup import Startup
 from piccard.state_store import StateStore, services_of
-from piccard.triton_binary import TritonInstall, find_triton, prepare_backends, server_environment
+from piccard.triton_binary import TritonInstall, find_triton
 from piccard.triton_control import TritonControl
-from piccard.version_loading import add_version, drop_failed, load_version, move
 from piccard.watch import Watch, requests_of
 
 OWNER = "supervisor"
 TICK = 0.1
 PUBLISH_EVERY = 0.5
 READY_TIMEOUT = 10.0
-
-# Bytes of the server's log above which the next start begins a new one.
-LARGEST_LOG = 64 * 2**20
-
-# States in which a version was already good when the last server ended.
-_PROVEN = (VersionState.READY, VersionState.CANARY, VersionState.PREVIOUS)
-_UNPROVEN = (VersionState.STAGED, VersionState.LOADING, VersionState.PROBING)
 
 Tell = Callable[[str], None]
 
@@ -70,6 +59,7 @@ class Supervisor:
         self._trouble = ""
         self._started_at = time.time()
         self._revivals: dict[str, int] = {}
+        self._readiness = Readiness(self._address("grpc"))
         self._watch: Watch | None = None
         self._server: ServerProcess | None = None
         self._control: TritonControl | None = None
@@ -96,7 +86,7 @@ class Supervisor:
                 f"port {self.settings.health_port} cannot be used ({error}); choose another with --health-port"
             ) from error
         try:
-            self._server = self._make_server(install)
+            self._server = make_server(self.home, self._services, self.settings, install)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: self.end())
             self._tell(f"starting {install.binary}")
@@ -123,34 +113,6 @@ class Supervisor:
         assert install is not None
         return install
 
-    def _make_server(self, install: TritonInstall) -> ServerProcess:
-        folder = self.home / "server"
-        working = folder / "empty"
-        working.mkdir(parents=True, exist_ok=True)
-        remove_regions(dead_regions(self.home))
-        names: set[str] = set()
-        for service in self._services:
-            compile_models(service)
-            for model in service.models:
-                set_pin(service.repository / model)
-            policy = load_policy(service)
-            names |= {policy.header, *policy.sticky_keys}
-        make_secret(self._services[0].gateway_secret)
-        prefix = server_prefix(self.home, os.getpid())
-        arguments = server_arguments(
-            self.settings,
-            self._services,
-            repository=self.home / "model_repository",
-            backends=prepare_backends(install, folder),
-            region_prefix=prefix,
-            admin_key=read_secret(admin_key_path(self.home)),
-            headers=header_pattern(names),
-        )
-        log = self.home / "state" / "logs" / "tritonserver.log"
-        if log.exists() and log.stat().st_size > LARGEST_LOG:
-            os.replace(log, log.with_suffix(".log.1"))
-        return ServerProcess([str(install.binary), *arguments], server_environment(install), working, log, prefix)
-
     def _adopt(self, services: list[Service]) -> None:
         """Take the supervisor's place in services that are new to it."""
         for service in services:
@@ -176,8 +138,7 @@ class Supervisor:
                 return self._outcome()
             self._publish()
         self._watch = Watch(self._control, self._tell, self._revivals, self._ending)
-        loader = threading.Thread(target=self._load, name="loader", daemon=True)
-        loader.start()
+        threading.Thread(target=self._start_up, args=(self._control,), name="startup", daemon=True).start()
         published = 0.0
         while not self._ending.wait(TICK):
             if not self._server.running:
@@ -187,6 +148,11 @@ class Supervisor:
                 published = time.monotonic()
             self._tend(self._watch, due=due)
         return self._outcome()
+
+    def _start_up(self, control: TritonControl) -> None:
+        addresses = {name: self._address(name) for name in ("http", "grpc", "metrics", "health")}
+        if Startup(control, self._readiness, addresses, self._tell, self._ending).run(list(self._services)):
+            self._phase = "serving"
 
     def _tend(self, watch: Watch, *, due: bool) -> None:
         """Look after the services; a home that somebody broke by hand is told of and does not end the server."""
@@ -207,99 +173,22 @@ class Supervisor:
         assert self._server is not None
         if self._ending.is_set():
             return 0
-        log = self.home / "state" / "logs" / "tritonserver.log"
+        log = server_log(self.home)
         self._tell(f"tritonserver ended by itself (exit code {self._server.exit_code}); the last of {log}:")
         for line in _tail(log, 8):
             self._tell(f"  {line}")
         return 1
-
-    def _load(self) -> None:
-        """Bring up what the server did not load by itself; the first thing that people are told is stable's answer."""
-        services = list(self._services)
-        try:
-            for service in services:
-                self._start_stable(service)
-            for service in services:
-                for version in self._missing(service):
-                    if self._ending.is_set():
-                        return
-                    self._start_version(service, version)
-        except OperationError as error:
-            if not self._ending.is_set():
-                self._tell(f"loading stopped: {error}")
-            return
-        self._phase = "serving"
-
-    def _start_stable(self, service: Service) -> None:
-        assert self._control is not None
-        store = StateStore(service)
-        state = store.read()
-        if state.stable is None or self._ending.is_set():
-            return
-        entries = [entry for entry in self._control.index() if entry.model == service.llm]
-        entry = next((entry for entry in entries if entry.version == state.stable), None)
-        if entry is None or not entry.ready:
-            reason = (entry.reason if entry else "") or "the server does not know it; see its log"
-            self._fail(service, state.stable, reason)
-            return
-        if state.versions[state.stable].state is VersionState.FAILED:
-            self._start_version(service, state.stable)
-        ready, body = self._ready_service(service, timeout=60.0)
-        if ready:
-            self._tell_endpoints(service, state.stable)
-        else:
-            self._tell(f"{service.name}: stable (version {state.stable}) does not answer: {body['reason']}")
-
-    def _missing(self, service: Service) -> list[int]:
-        state = StateStore(service).read()
-        roles = {state.canary, state.previous}
-        return [
-            number
-            for number, record in sorted(state.versions.items(), key=lambda item: (item[0] not in roles, item[0]))
-            if number != state.stable
-            and (record.state in _PROVEN + _UNPROVEN or (record.state is VersionState.FAILED and number in roles))
-        ]
-
-    def _start_version(self, service: Service, version: int) -> None:
-        assert self._control is not None
-        record = StateStore(service).read().versions[version]
-        try:
-            if record.state in _PROVEN:
-                add_version(self._control, service, version)
-            else:
-                load_version(self._control, service, version, self._tell)
-        except OperationError as error:
-            if self._ending.is_set() or not self._control.live():
-                return
-            drop_failed(self._control, service, version)
-            self._fail(service, version, str(error))
-        else:
-            self._tell(f"{service.name}: version {version} ({record.label}) is loaded")
-
-    def _fail(self, service: Service, version: int, reason: str) -> None:
-        move(StateStore(service), version, VersionState.FAILED, reason)
-        self._tell(f"{service.name}: version {version} failed: {reason}")
 
     def _live(self) -> Health:
         running = self._server is not None and self._server.running
         return running, {"live": running, "phase": self._phase}
 
     def _ready(self) -> Health:
-        answers = {service.name: self._ready_service(service, READY_TIMEOUT) for service in list(self._services)}
-        ready = all(good for good, _ in answers.values()) and not self._ending.is_set()
-        return ready, {"ready": ready, "services": {name: body for name, (_, body) in answers.items()}}
-
-    def _ready_service(self, service: Service, timeout: float) -> Health:
-        """Whether the service's public model gives a token of stable within `timeout` seconds."""
         if self._watch is None:
             return False, {"ready": False, "reason": "the server is starting"}
-        started = time.monotonic()
-        try:
-            header = {load_policy(service).header.lower(): "false"}
-            answer = generate_once(self._address("grpc"), service.ensemble, "Hello", 1, timeout, parameters=header)
-        except OperationError as error:
-            return False, {"ready": False, "reason": str(error)}
-        return True, {"ready": True, "version": answer.served_version, "seconds": time.monotonic() - started}
+        answers = {service.name: self._readiness.of(service, READY_TIMEOUT) for service in list(self._services)}
+        ready = all(good for good, _ in answers.values()) and not self._ending.is_set()
+        return ready, {"ready": ready, "services": {name: body for name, (_, body) in answers.items()}}
 
     def _publish(self) -> None:
         report = SupervisorReport(
@@ -323,10 +212,6 @@ class Supervisor:
         port: int = getattr(self.settings, f"{name}_port")
         host = self.settings.local_host
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    def _tell_endpoints(self, service: Service, stable: int) -> None:
-        places = {name: self._address(name) for name in ("http", "grpc", "metrics", "health")}
-        self._tell(endpoints(service.name, stable, **places))
 
     def _idle(self) -> bool:
         """Whether no living process of a service has a request."""

@@ -29,8 +29,8 @@ Tell = Callable[[str], None]
 class Watch:
     """Looks after the processes of a server; each revival runs in a thread of its own.
 
-    A process is known by the lock that it holds while it lives. One whose lock was never seen held, and which the server
-    does not call ready, is still starting.
+    A process is known by the lock that it holds while it lives. One whose lock was never seen held, and which the
+    server does not call ready, is still starting.
 
     Args:
         control: of the server.

@@ -1,0 +1,56 @@
+"""Makes a home ready for a server, and the server ready for the home."""
+
+import os
+from pathlib import Path
+
+from piccard_contract.home import Service
+
+from piccard.keys import admin_key_path, make_secret, read_secret
+from piccard.pin import set_pin
+from piccard.policy_store import load_policy
+from piccard.repository import compile_models
+from piccard.server_process import ServerProcess
+from piccard.server_settings import ServerSettings, header_pattern, server_arguments
+from piccard.shared_memory import dead_regions, remove_regions, server_prefix
+from piccard.triton_binary import TritonInstall, prepare_backends, server_environment
+
+# Bytes of the server's log above which the next start begins a new one.
+LARGEST_LOG = 64 * 2**20
+
+
+def server_log(home: Path) -> Path:
+    """Where a home's server writes."""
+    return home / "state" / "logs" / "tritonserver.log"
+
+
+def make_server(home: Path, services: list[Service], settings: ServerSettings, install: TritonInstall) -> ServerProcess:
+    """Set pins, keys and folders of a home right and give the server that is to be started.
+
+    Nothing of the home may be loaded by another server.
+    """
+    folder = home / "server"
+    working = folder / "empty"
+    working.mkdir(parents=True, exist_ok=True)
+    remove_regions(dead_regions(home))
+    names: set[str] = set()
+    for service in services:
+        compile_models(service)
+        for model in service.models:
+            set_pin(service.repository / model)
+        policy = load_policy(service)
+        names |= {policy.header, *policy.sticky_keys}
+    make_secret(services[0].gateway_secret)
+    prefix = server_prefix(home, os.getpid())
+    arguments = server_arguments(
+        settings,
+        services,
+        repository=home / "model_repository",
+        backends=prepare_backends(install, folder),
+        region_prefix=prefix,
+        admin_key=read_secret(admin_key_path(home)),
+        headers=header_pattern(names),
+    )
+    log = server_log(home)
+    if log.exists() and log.stat().st_size > LARGEST_LOG:
+        os.replace(log, log.with_suffix(".log.1"))
+    return ServerProcess([str(install.binary), *arguments], server_environment(install), working, log, prefix)
