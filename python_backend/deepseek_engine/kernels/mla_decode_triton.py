@@ -110,7 +110,7 @@ def mla_decode_kernel(
     end = tl.minimum(tile + span, tl.load(plan_ptr + 1 + sequences))
     sequence = tl.load(plan_ptr + 2 + sequences + worker)
     # A part of the rows is one product: all heads of a query token, then those of the next.
-    row = row_block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    lane = tl.arange(0, BLOCK_ROWS)
     latent = tl.arange(0, RANK)
     rope = tl.arange(0, ROTARY)
     n = tl.arange(0, TILE)
@@ -130,32 +130,36 @@ def mla_decode_kernel(
             query_start = tl.load(query_starts_ptr + sequence)
             queries = tl.load(query_starts_ptr + sequence + 1) - query_start
             if row_block * BLOCK_ROWS < queries * heads:
-                valid = row < queries * heads
-                visible = tl.where(valid, length - queries + row // heads + 1, 0)
-                first_row = query_start.to(tl.int64) * heads
-                # Offsets that hang on what the loop loads stay in the loop, instead of in registers all along.
-                rows = first_row + row
+                # Rows past the last stand in for it and are not stored. That a row's offset hangs on what the loop
+                # loads keeps it in the loop, instead of in registers all along; and it fits 32 bits.
+                last = queries * heads - row_block * BLOCK_ROWS - 1
+                valid = lane <= last
+                near = tl.minimum(lane, last)
+                visible = length - queries + (row_block * BLOCK_ROWS + near) // heads + 1
+                first_row = query_start.to(tl.int64) * heads + row_block * BLOCK_ROWS
+                q_base = q_ptr + first_row * q_stride
+                q_pe_base = q_pe_ptr + first_row * q_pe_stride
                 if TRANSPOSED:
                     q = tl.load(
-                        q_ptr + (rows * q_stride)[None, :] + latent[:, None],
-                        mask=valid[None, :] & latent_inside[:, None],
+                        q_base + (near * q_stride)[None, :] + latent[:, None],
+                        mask=latent_inside[:, None],
                         other=0.0,
                     )
                     q_pe = tl.load(
-                        q_pe_ptr + (rows * q_pe_stride)[None, :] + rope[:, None],
-                        mask=valid[None, :] & rope_inside[:, None],
+                        q_pe_base + (near * q_pe_stride)[None, :] + rope[:, None],
+                        mask=rope_inside[:, None],
                         other=0.0,
                     )
                     acc = tl.zeros((RANK, BLOCK_ROWS), dtype=tl.float32)
                 else:
                     q = tl.load(
-                        q_ptr + (rows * q_stride)[:, None] + latent[None, :],
-                        mask=valid[:, None] & latent_inside[None, :],
+                        q_base + (near * q_stride)[:, None] + latent[None, :],
+                        mask=latent_inside[None, :],
                         other=0.0,
                     )
                     q_pe = tl.load(
-                        q_pe_ptr + (rows * q_pe_stride)[:, None] + rope[None, :],
-                        mask=valid[:, None] & rope_inside[None, :],
+                        q_pe_base + (near * q_pe_stride)[:, None] + rope[None, :],
+                        mask=rope_inside[None, :],
                         other=0.0,
                     )
                     acc = tl.zeros((BLOCK_ROWS, RANK), dtype=tl.float32)
@@ -214,27 +218,37 @@ def mla_decode_kernel(
                 empty = weight == 0.0
                 inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, weight))
                 lse = tl.where(empty, float("-inf"), (peak + tl.log2(tl.where(empty, 1.0, weight))) * LN_2)
-                parts = (worker + sequence).to(tl.int64) * part_rows + row
+                first_part = (worker + sequence).to(tl.int64) * part_rows + row_block * BLOCK_ROWS
+                out_base = out_ptr + first_row * rank
+                part_base = part_ptr + first_part * RANK
                 if (tile == first_tile) & (stop == last_tile):
-                    tl.store(lse_ptr + rows, lse, mask=valid)
+                    tl.store(lse_ptr + first_row + lane, lse, mask=valid)
                     if TRANSPOSED:
                         tl.store(
-                            out_ptr + (rows * rank)[None, :] + latent[:, None],
+                            out_base + (near * (RANK if WHOLE else rank))[None, :] + latent[:, None],
                             (acc * inverse[None, :]).to(DTYPE),
                             mask=valid[None, :] & latent_inside[:, None],
                         )
                     else:
                         tl.store(
-                            out_ptr + (rows * rank)[:, None] + latent[None, :],
+                            out_base + (near * (RANK if WHOLE else rank))[:, None] + latent[None, :],
                             (acc * inverse[:, None]).to(DTYPE),
                             mask=valid[:, None] & latent_inside[None, :],
                         )
                 else:
-                    tl.store(part_lse_ptr + parts, lse)
+                    tl.store(part_lse_ptr + first_part + lane, lse, mask=valid)
                     if TRANSPOSED:
-                        tl.store(part_ptr + (parts * RANK)[None, :] + latent[:, None], acc * inverse[None, :])
+                        tl.store(
+                            part_base + (near * RANK)[None, :] + latent[:, None],
+                            acc * inverse[None, :],
+                            mask=valid[None, :] & latent_inside[:, None],
+                        )
                     else:
-                        tl.store(part_ptr + (parts * RANK)[:, None] + latent[None, :], acc * inverse[:, None])
+                        tl.store(
+                            part_base + (near * RANK)[:, None] + latent[None, :],
+                            acc * inverse[:, None],
+                            mask=valid[:, None] & latent_inside[None, :],
+                        )
             tile = stop
         sequence += 1
 
@@ -274,7 +288,7 @@ def mla_merge_kernel(
                 for worker in tl.range(first, last + 1):
                     part = (worker + sequence).to(tl.int64) * part_rows + row
                     part_lse = tl.load(part_lse_ptr + part) * LOG2_E
-                    out = tl.load(part_ptr + part * RANK + latent)
+                    out = tl.load(part_ptr + part * RANK + latent, mask=latent < rank, other=0.0)
                     new_peak = tl.maximum(peak, part_lse)
                     shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
                     fade = tl.exp2(peak - shift)
@@ -376,11 +390,11 @@ PAGES = (64, 32, 16, 0)
 """Tokens a block of the table; 0 for an explicit list of slots."""
 _ANY = (1, 2**20)
 TILINGS = (
-    # The local memory of the wide rows is written before and read after the loop over tiles, not in it.
-    Tiling("rows16_sm90", 16, 32, 8, 5, (HOPPER,), (1, 16)),
-    Tiling("rows64_sm90", 64, 64, 8, 2, (HOPPER,), _ANY, stack_bytes=320),
+    # What little local memory there is is written before and read after the loop over tiles, not in it.
+    Tiling("rows16_sm90", 16, 32, 8, 5, (HOPPER,), (1, 16), stack_bytes=8),
+    Tiling("rows64_sm90", 64, 64, 8, 2, (HOPPER,), _ANY, stack_bytes=64),
     Tiling("rows16_sm80", 16, 32, 8, 4, (AMPERE,), _ANY),
-    Tiling("rows16_sm89", 16, 32, 8, 3, (ADA,), _ANY),
+    Tiling("rows16_sm89", 16, 32, 8, 3, (ADA,), _ANY, stack_bytes=8),
     Tiling("narrow64", 16, 32, 4, 3, (AMPERE, ADA, HOPPER), _ANY, rank=64, rotary=64, blocks=2),
     Tiling("narrow256", 16, 32, 4, 3, (AMPERE, ADA, HOPPER), _ANY, rank=256, rotary=64),
 )

@@ -92,7 +92,7 @@ def moe_sort_kernel(
 
 @triton.jit
 def tile_of(columns, row_tiles, GROUP_M: tl.constexpr):
-    """Row and column tile of this program: GROUP_M row tiles pass over one column tile together, for the cache's sake."""
+    """Row and column tile of this program: GROUP_M row tiles share a column tile while the cache holds it."""
     program = tl.program_id(0)
     group = program // (GROUP_M * columns)
     first = group * GROUP_M
