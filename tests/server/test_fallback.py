@@ -159,6 +159,7 @@ def test_many_streams_outlive_their_version(fresh_server: Any) -> None:
             server.service.ensemble,
             headers={"x-canary": "true"},
             text_input=words,
+            sampling_parameters={"max_tokens": 40},
             extensions={"script": {"tokens": 40, "delay_s": 0.05}},
         )
         for _ in range(24)
