@@ -215,7 +215,9 @@ def status(service: ServiceName = DEFAULT_SERVICE, home: Home = DEFAULT_HOME, as
 
     from piccard.status_table import print_status
 
-    print_status(found, Console())
+    console = Console()
+    # Into a pipe nothing needs to fit a screen.
+    print_status(found, console if console.is_terminal else Console(width=160))
 
 
 @app.command()

@@ -16,7 +16,7 @@ def print_status(found: dict[str, Any], console: Console) -> None:
     console.print(f"stable -> {found['link']}, {canary}", highlight=False)
     table = Table(box=None, pad_edge=False)
     for heading in ("version", "label", "state", "process", "running", "waiting", "free blocks", "in flight", "reason"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=heading != "reason", overflow="fold")
     for version in found["versions"]:
         table.add_row(
             str(version["version"]),
