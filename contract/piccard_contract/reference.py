@@ -25,6 +25,7 @@ _NOTICE = "<!-- Made by `python -m piccard_contract.reference docs`; edit the ta
 
 OUTPUT_DETAILS = {
     "usage": "{prompt_tokens, completion_tokens, cached_tokens}; in the last response",
+    "finish_reasons": "why each choice ended, whether or not finish_reason was asked for; in the last response",
     "token_counts": "with n > 1, how many of token_ids belong to each choice",
     "stop_reasons": "a choice's stop string or stop token id, where one ended it",
     "reasoning": "with separate_reasoning, new text within <think>, one a choice",

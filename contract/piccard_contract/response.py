@@ -151,7 +151,9 @@ def parse_response(outputs: Mapping[str, Sequence[Any]]) -> Response:
     details: dict[str, Any] = json.loads(_text(outputs["details"][0])) if "details" in outputs else {}
     token_ids = [int(token) for token in outputs.get("token_ids", ())]
     counts = details.pop("token_counts", None) or [len(token_ids)]
-    reasons = [_text(value) for value in outputs.get("finish_reason", ["None"] * len(texts))]
+    reasons = details.pop("finish_reasons", [None] * len(texts))
+    if "finish_reason" in outputs:
+        reasons = [None if _text(value) == "None" else _text(value) for value in outputs["finish_reason"]]
     reasoning = details.pop("reasoning", [""] * len(texts))
     stop_reasons = details.pop("stop_reasons", [None] * len(texts))
     sums = outputs.get("cumulative_logprob", [None] * len(texts))
@@ -163,7 +165,7 @@ def parse_response(outputs: Mapping[str, Sequence[Any]]) -> Response:
             Choice(
                 text=text,
                 token_ids=token_ids[start : start + count],
-                finish_reason=None if reasons[index] == "None" else reasons[index],
+                finish_reason=reasons[index],
                 cumulative_logprob=_known(sums[index]),
                 logprobs=None if logprobs is None else logprobs[index],
                 reasoning=reasoning[index],
@@ -194,6 +196,8 @@ def _details(response: Response, *, final: bool) -> dict[str, Any]:
     if response.prompt_logprobs is not None:
         details["prompt_logprobs"] = response.prompt_logprobs
     if final:
+        if any(choice.finish_reason for choice in response.choices):
+            details["finish_reasons"] = [choice.finish_reason for choice in response.choices]
         usage = response.usage
         details["usage"] = {
             "prompt_tokens": usage.prompt_tokens,

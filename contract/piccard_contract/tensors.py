@@ -73,8 +73,8 @@ ADDED_OUTPUTS = (
     TensorSpec("token_ids", "INT64", (-1,), "New tokens; with several choices one after the other, see details."),
     _text("status", 'JSON {code, message, retry_after}: {"code": "OK"} or why the request failed.'),
     TensorSpec("served_version", "INT64", (1,), "The version that made this response."),
-    _text("route_reason", "Why it was that version."),
-    _text("cancel_token", "Send it back in extensions.cancel to end this generation."),
+    _text("route_reason", "Why it was that version; in the first and last response of each version."),
+    _text("cancel_token", "Send it back in extensions.cancel to end this generation; beside route_reason."),
     _text("details", "JSON object; its keys are listed below."),
 )
 

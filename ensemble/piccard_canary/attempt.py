@@ -10,8 +10,9 @@ from piccard_contract.request import GatewayClaims, GenerateRequest
 from piccard_canary.availability import LoadedVersion
 from piccard_canary.protocols import Stamp
 
-# Outputs that the router reads, whatever the client asked for.
-ROUTER_OUTPUTS = frozenset({"text_output", "token_ids", "finish_reason", "status", "details"})
+# Outputs that the router reads, whatever the client asked for. Why a generation ended is in the details of its last
+# response; finish_reason itself would cost a tensor in every response.
+ROUTER_OUTPUTS = frozenset({"text_output", "token_ids", "status", "details"})
 
 # Milliseconds between the responses of a version whose tokens are only gathered for one answer.
 GATHER_MS = 200
@@ -69,7 +70,7 @@ class Attempt:
 def version_request(
     request: GenerateRequest, *, token: str, claims: GatewayClaims | None, gather: bool
 ) -> GenerateRequest:
-    """What a version is asked: always a stream with finish reasons, so that failures can be met at any token.
+    """What a version is asked: always a stream, so that failures can be met at any token.
 
     Args:
         token: the attempt's cancel token.
@@ -89,7 +90,6 @@ def version_request(
         update={
             "stream": True,
             "repeat_prompt": False,
-            "returns": request.returns | {"finish_reason"},
             "extensions": extensions,
         }
     )

@@ -30,12 +30,13 @@ from piccard_canary.counters import Counters
 from piccard_canary.decision import Fleet
 from piccard_canary.metrics_export import Kind, MetricsExport
 from piccard_canary.policy_file import PolicyFile
-from piccard_canary.protocols import Stamp
+from piccard_canary.protocols import Frame, Stamp
 from piccard_canary.publisher import Publisher
 from piccard_canary.request_log import RequestLog
 from piccard_canary.router import Router, RouterSettings
 from piccard_canary.stable_link import read_stable
 from piccard_canary.stream import Surroundings
+from piccard_canary.thread_reserve import ThreadReserve
 from piccard_canary.triton_tensors import to_array, to_values
 from piccard_canary.watchdog import Watchdog
 
@@ -125,6 +126,7 @@ class RouterModel:
         client = self._client = _Versions(service.llm)
         self._counters = Counters(service.name, "router")
         self._log = RequestLog(service.request_log, _log_error)
+        self._threads = ThreadReserve("stream")
         around = Surroundings(
             name=self._process.owner,
             client=client,
@@ -165,7 +167,7 @@ class RouterModel:
         sender = _Client(request.get_response_sender(), frozenset(request.requested_output_names()))
         try:
             admitted = pb_utils.get_input_tensor_by_name(request, ADMITTED.name).as_numpy().reshape(-1)[0]
-            threading.Thread(target=self._router.answer, args=(admitted, sender), daemon=True).start()
+            self._threads.run(lambda: self._router.answer(admitted, sender))
         except Exception as error:
             _log_error(f"a request could not be started: {error!r}")
             sender.fail(RequestError(ErrorCode.OVERLOADED, "the router cannot take another request", retry_after=1.0))
@@ -286,18 +288,20 @@ class _Client:
         self._sender = sender
         self._asked = asked
         self._stamp: Stamp | None = None
-        self._stamp_tensors: list[Any] = []
+        self._version: list[Any] = []
 
-    def forward(self, frame: _Frame, stamp: Stamp) -> None:
+    def forward(self, frame: Frame, stamp: Stamp) -> None:
+        assert isinstance(frame, _Frame)
+        tensors = [tensor for name, tensor in frame.tensors.items() if name in self._asked]
         if stamp is not self._stamp:
-            self._stamp, self._stamp_tensors = stamp, self._tensors_of(stamp)
-        # The router asks for finish_reason whether the client does or not.
-        tensors = [
-            tensor
-            for name, tensor in frame.tensors.items()
-            if name in self._asked and (name != "finish_reason" or name in self.returns)
-        ]
-        self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors + self._stamp_tensors))
+            self._stamp = stamp
+            stamps = self._tensors_of(stamp)
+            tensors += stamps
+            # Every tensor costs: what does not change is not said again, but for the version.
+            self._version = stamps[:1] if "served_version" in self._asked else []
+        else:
+            tensors += self._version
+        self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors))
 
     def send(self, response: Response, *, final: bool) -> None:
         outputs = response_outputs(response, self.returns, final=final)

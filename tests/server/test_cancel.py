@@ -42,7 +42,7 @@ def start(server: RunningServer, extensions: dict[str, Any], canary: str = "true
 
 
 def token_of(stream: RunningStream) -> str:
-    token: str = stream.responses[-1]["cancel_token"][0]
+    token: str = stream.responses[0]["cancel_token"][0]
     return token
 
 

@@ -16,7 +16,8 @@ FLAGS = {
     "return_num_input_tokens": "num_input_tokens",
     "return_num_output_tokens": "num_output_tokens",
 }
-ALWAYS = {"text_output", "token_ids", "served_version", "route_reason", "cancel_token"}
+ALWAYS = {"text_output", "token_ids", "served_version"}
+ENDS = {"route_reason", "cancel_token"}
 LAST = {"status", "details"}
 NAMES = {spec.name for spec in GENERATE_OUTPUTS}
 CASES = [(name, stream) for name in ENTRY_POINTS for stream in (False, True) if not stream or name in STREAMING]
@@ -40,10 +41,13 @@ def test_one_response_without_stream_many_with(server: RunningServer, entry: str
     assert answer.text == ("" if stream else "a b c") + " a b c a b"
     assert len(answer.token_ids) == 5
     assert (len(answer.responses) > 1) == stream
-    for response in answer.responses[:-1]:
+    if stream:
+        assert set(answer.responses[0]) == ALWAYS | ENDS
+    for response in answer.responses[1:-1]:
         assert set(response) == ALWAYS
-    assert set(answer.responses[-1]) == ALWAYS | LAST
+    assert set(answer.responses[-1]) == ALWAYS | ENDS | LAST
     assert json.loads(answer.responses[-1]["status"][0]) == {"code": "OK"}
+    assert answer.details["finish_reasons"] == ["length"]
     assert answer.details["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "cached_tokens": 0}
 
 
@@ -62,7 +66,7 @@ def test_an_output_comes_where_it_is_asked_for(server: RunningServer, entry: str
     answer = ask(server, entry, stream=stream, sampling_parameters={"max_tokens": 3}, **{flag: True})
 
     for response in answer.responses:
-        assert set(response) - LAST == ALWAYS | {FLAGS[flag]}
+        assert set(response) - LAST - ENDS == ALWAYS | {FLAGS[flag]}
     total = {
         "finish_reason": ["length"],
         "num_input_tokens": [3],

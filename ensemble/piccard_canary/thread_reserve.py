@@ -1,0 +1,52 @@
+"""Threads that are used again: starting one costs a request more than all that the router does with it."""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+Work = Callable[[], None]
+
+
+class ThreadReserve:
+    """Runs each piece of work on a thread of its own, at once.
+
+    There is no limit here: work may block for ever, and what limits the work limits the threads. They are daemons, so
+    that a blocked one does not keep the process from ending.
+
+    Args:
+        name: of the threads.
+        keep: idle threads kept for later work.
+    """
+
+    def __init__(self, name: str, keep: int = 128) -> None:
+        self._name = name
+        self._keep = keep
+        self._idle = 0
+        self._lock = threading.Lock()
+        self._waiting: SimpleQueue[Work] = SimpleQueue()
+
+    def run(self, work: Work) -> None:
+        """Run `work`, which handles its own exceptions, on an idle thread or a new one.
+
+        Raises:
+            RuntimeError: the system has no thread left.
+        """
+        with self._lock:
+            idle = self._idle > 0
+            if idle:
+                self._idle -= 1
+        if idle:
+            self._waiting.put(work)
+        else:
+            threading.Thread(target=self._serve, args=(work,), name=self._name, daemon=True).start()
+
+    def _serve(self, work: Work) -> None:
+        while True:
+            work()
+            # What the work held must not be held by a thread that waits.
+            del work
+            with self._lock:
+                if self._idle >= self._keep:
+                    return
+                self._idle += 1
+            work = self._waiting.get()

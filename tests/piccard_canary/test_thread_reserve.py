@@ -1,0 +1,57 @@
+"""Threads are used again, and work never waits for one."""
+
+import threading
+
+from piccard_canary.thread_reserve import ThreadReserve
+
+
+def test_a_thread_is_used_again() -> None:
+    reserve = ThreadReserve("test")
+    used: set[int] = set()
+    for _ in range(20):
+        done = threading.Event()
+
+        def work(done: threading.Event = done) -> None:
+            used.add(threading.get_ident())
+            done.set()
+
+        reserve.run(work)
+        assert done.wait(10)
+        while reserve._idle == 0:
+            pass
+
+    assert len(used) == 1
+
+
+def test_blocked_work_keeps_no_other_waiting() -> None:
+    reserve = ThreadReserve("test", keep=2)
+    release = threading.Event()
+    running = threading.Barrier(9)
+
+    def work() -> None:
+        running.wait(10)
+        release.wait(10)
+
+    for _ in range(8):
+        reserve.run(work)
+    running.wait(10)
+    release.set()
+    while reserve._idle < 2:
+        pass
+    assert reserve._idle == 2
+
+
+def test_a_waiting_thread_holds_nothing() -> None:
+    import weakref
+
+    class Held:
+        pass
+
+    reserve, held = ThreadReserve("test"), Held()
+    seen = weakref.ref(held)
+    reserve.run(lambda held=held: None)  # type: ignore[misc]
+    del held
+    while reserve._idle == 0:
+        pass
+
+    assert seen() is None
