@@ -33,15 +33,14 @@ class ThreadReserve:
         """
         with self._lock:
             idle = self._idle > 0
-            if idle:
-                self._idle -= 1
-        if idle:
-            self._waiting.put(work)
-        else:
-            threading.Thread(target=self._serve, args=(work,), name=self._name, daemon=True).start()
+            # Handed over by the queue even to a new thread, which would hold its arguments for good.
+        self._waiting.put(work)
+        if not idle:
+            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
 
-    def _serve(self, work: Work) -> None:
+    def _serve(self) -> None:
         while True:
+            work = self._waiting.get()
             work()
             # What the work held must not be held by a thread that waits.
             del work
@@ -49,4 +48,3 @@ class ThreadReserve:
                 if self._idle >= self._keep:
                     return
                 self._idle += 1
-            work = self._waiting.get()
