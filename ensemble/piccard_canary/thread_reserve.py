@@ -33,7 +33,9 @@ class ThreadReserve:
         """
         with self._lock:
             idle = self._idle > 0
-            # Handed over by the queue even to a new thread, which would hold its arguments for good.
+            if idle:
+                self._idle -= 1
+        # Handed over by the queue even to a new thread, which would hold its arguments for good.
         self._waiting.put(work)
         if not idle:
             threading.Thread(target=self._serve, name=self._name, daemon=True).start()

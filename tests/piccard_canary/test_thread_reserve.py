@@ -41,6 +41,19 @@ def test_blocked_work_keeps_no_other_waiting() -> None:
     assert reserve._idle == 2
 
 
+def test_work_is_never_left_lying() -> None:
+    """Bursts, with threads that come to rest in between."""
+    reserve = ThreadReserve("test", keep=4)
+    done = threading.Semaphore(0)
+    for burst in (1, 8, 3, 16, 2, 16):
+        for _ in range(burst):
+            reserve.run(done.release)
+        for _ in range(burst):
+            assert done.acquire(timeout=10)
+
+    assert reserve._waiting.empty()
+
+
 def test_a_waiting_thread_holds_nothing() -> None:
     import weakref
 
