@@ -35,10 +35,10 @@ class ThreadReserve:
             idle = self._idle > 0
             if idle:
                 self._idle -= 1
-        # Handed over by the queue even to a new thread, which would hold its arguments for good.
-        self._waiting.put(work)
         if not idle:
             threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+        # Not as an argument of a new thread, which would hold it for good.
+        self._waiting.put(work)
 
     def _serve(self) -> None:
         while True:
