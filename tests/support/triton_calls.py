@@ -64,9 +64,9 @@ class GrpcStream:
     def __enter__(self) -> "GrpcStream":
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object = None, *_: object) -> None:
         # Without a cancel the end of a stream waits for its requests, and one that hangs is what failed the test.
-        self._client.stop_stream(cancel_requests=exception[0] is not None)
+        self._client.stop_stream(cancel_requests=kind is not None)
         self._client.close()
 
     def send(
