@@ -12,6 +12,7 @@ from typing import Any
 
 MAX_BYTES = 64 * 2**20
 KEPT_FILES = 3
+BATCH_SECONDS = 0.2
 
 # Lines that wait for a slow disk; further ones are counted and dropped.
 MAX_WAITING = 10_000
@@ -66,6 +67,7 @@ class RequestLog:
         self._max_bytes = max_bytes
         self._kept = kept
         self._queue: queue.Queue[RequestLine | None] = queue.Queue(MAX_WAITING)
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="request-log", daemon=True)
         self._thread.start()
         self.dropped = 0
@@ -79,12 +81,15 @@ class RequestLog:
 
     def close(self, timeout: float = 5.0) -> None:
         """Write what waits and end the thread."""
+        self._closing.set()
         self._queue.put(None)
         self._thread.join(timeout)
 
     def _run(self) -> None:
         while True:
             lines = [self._queue.get()]
+            # Opening and locking the file costs more than a line, so a busy second is written in a few batches.
+            self._closing.wait(BATCH_SECONDS)
             while not self._queue.empty():
                 lines.append(self._queue.get())
             text = "".join(_line(line) for line in lines if line is not None)
