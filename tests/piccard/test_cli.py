@@ -99,10 +99,10 @@ def test_promote_and_rollback(service: Service, piccard: Piccard) -> None:
     assert configured_versions(service) == [1]
 
     told = json.loads(piccard(service.home, "rollback", "--json").stdout)
-    assert not told["changed"]
-    assert stable_target(service) == 1
-    piccard(service.home, "promote", "2")
+    assert told["after"] == {"stable": 2, "previous": 1, "canary": None}
+    assert states(service) == {1: VersionState.PREVIOUS, 2: VersionState.STABLE}
     assert stable_target(service) == 2
+    assert configured_versions(service) == [2]
 
 
 def test_rolled_back_version_gets_a_second_chance_as_canary(service: Service, piccard: Piccard) -> None:
