@@ -24,20 +24,51 @@ class VersionState(StrEnum):
 
 _S = VersionState
 
+STATE_MEANINGS: dict[VersionState, str] = {
+    _S.STAGED: "published while no server ran; the next start loads it",
+    _S.LOADING: "the server starts its process",
+    _S.PROBING: "its process runs and answers the golden prompts",
+    _S.READY: "loaded and good; gets requests that name it, and as a fallback",
+    _S.CANARY: "gets the canary's share of the traffic",
+    _S.STABLE: "gets all other traffic; the link names it",
+    _S.PREVIOUS: "was stable before; stays loaded, so that a rollback is one rename",
+    _S.DRAINING: "gets no new request; ends after its last stream",
+    _S.RETIRED: "has ended; its folder stays, its number is never used again",
+    _S.FAILED: "could not be loaded, failed its probe, or could not be started again; its reason says why",
+}
+
+# Every move that a version may make, and what makes it.
+MOVE_CAUSES: dict[tuple[VersionState, VersionState], str] = {
+    (_S.STAGED, _S.LOADING): "`publish` with a server, or the server's start",
+    (_S.STAGED, _S.FAILED): "its folder cannot be read",
+    (_S.STAGED, _S.RETIRED): "`retire` before it was ever loaded",
+    (_S.LOADING, _S.PROBING): "the server has loaded it",
+    (_S.LOADING, _S.FAILED): "the server could not load it, or the load was interrupted",
+    (_S.PROBING, _S.READY): "every golden prompt was answered, twice the same",
+    (_S.PROBING, _S.FAILED): "a golden prompt was not answered, or the probe was interrupted",
+    (_S.READY, _S.CANARY): "`canary set`, or it is the canary and was loaded again",
+    (_S.READY, _S.STABLE): "`promote`, or it is stable and was loaded again",
+    (_S.READY, _S.PREVIOUS): "it is previous and was loaded again",
+    (_S.READY, _S.DRAINING): "`retire`",
+    (_S.READY, _S.FAILED): "its process died and could not be started again",
+    (_S.CANARY, _S.READY): "`canary off`, another canary, or `promote` of another",
+    (_S.CANARY, _S.STABLE): "`promote`",
+    (_S.CANARY, _S.FAILED): "its process died and could not be started again, or a start could not load it",
+    (_S.STABLE, _S.PREVIOUS): "`promote` of another, or `rollback`",
+    (_S.STABLE, _S.FAILED): "a start could not load it",
+    (_S.PREVIOUS, _S.STABLE): "`rollback`, or `promote`",
+    (_S.PREVIOUS, _S.READY): "another became previous, or `retire` begins",
+    (_S.PREVIOUS, _S.CANARY): "`canary set`: a second chance after a rollback",
+    (_S.PREVIOUS, _S.FAILED): "its process died and could not be started again, or a start could not load it",
+    (_S.DRAINING, _S.RETIRED): "its last stream is over",
+    (_S.DRAINING, _S.FAILED): "its process could not be ended",
+    (_S.FAILED, _S.LOADING): "the same `publish` again, or the start of a server where it has a role",
+    (_S.FAILED, _S.DRAINING): "`retire`",
+    (_S.FAILED, _S.RETIRED): "its folder is gone",
+}
+
 MOVES: dict[VersionState, frozenset[VersionState]] = {
-    _S.STAGED: frozenset({_S.LOADING, _S.FAILED, _S.RETIRED}),
-    _S.LOADING: frozenset({_S.PROBING, _S.FAILED}),
-    _S.PROBING: frozenset({_S.READY, _S.FAILED}),
-    # To previous: a previous version that failed and was loaded again.
-    _S.READY: frozenset({_S.CANARY, _S.STABLE, _S.PREVIOUS, _S.DRAINING, _S.FAILED}),
-    _S.CANARY: frozenset({_S.READY, _S.STABLE, _S.FAILED}),
-    # A rollback sends stable back to previous; a promotion of another does too.
-    _S.STABLE: frozenset({_S.PREVIOUS, _S.FAILED}),
-    _S.PREVIOUS: frozenset({_S.STABLE, _S.READY, _S.CANARY, _S.FAILED}),
-    _S.DRAINING: frozenset({_S.RETIRED, _S.FAILED}),
-    _S.RETIRED: frozenset(),
-    # A failed version is loaded again, or given up.
-    _S.FAILED: frozenset({_S.LOADING, _S.DRAINING, _S.RETIRED}),
+    state: frozenset(to for start, to in MOVE_CAUSES if start is state) for state in VersionState
 }
 
 # States in which a version is meant to be loaded by the server.

@@ -1,4 +1,5 @@
-"""Reference pages made from the contract's tables: docs/errors.md, interface.md, metrics.md and settings.md.
+"""Reference pages made from the contract's tables: docs/errors.md, interface.md, lifecycle.md, metrics.md and
+settings.md.
 
 `python -m piccard_contract.reference docs` writes them; a test holds them equal to the tables.
 """
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from piccard_contract.errors import ERROR_KINDS
+from piccard_contract.lifecycle import LOADED_STATES, MOVE_CAUSES, SERVING_STATES, STATE_MEANINGS
 from piccard_contract.metrics import METRICS
 from piccard_contract.policy import Deadlines, Pin, Policy
 from piccard_contract.request import RequestExtensions
@@ -93,6 +95,27 @@ def errors_page() -> str:
     )
 
 
+def lifecycle_page() -> str:
+    """docs/lifecycle.md: the states of a version and the moves between them."""
+    states = (
+        (f"`{state}`", _yes(state in LOADED_STATES), _yes(state in SERVING_STATES), meaning)
+        for state, meaning in STATE_MEANINGS.items()
+    )
+    moves = ((f"`{start}`", f"`{to}`", cause) for (start, to), cause in MOVE_CAUSES.items())
+    diagram = ["```mermaid", "stateDiagram-v2", "    [*] --> staged"]
+    diagram += [f"    {start} --> {to}" for start, to in MOVE_CAUSES]
+    diagram += ["    retired --> [*]", "```"]
+    return _page(
+        "Life of a version",
+        "`state.json` holds the state of every version and is the truth about it; the link, the policy, the"
+        " configuration on disk and what the server has loaded follow it. A command writes the state first. One that"
+        " was ended in between is finished by the next start of `piccard serve` or by `piccard doctor --repair`.",
+        ("States", _table(("state", "loaded", "gets requests", "meaning"), states)),
+        ("Moves", "No version makes any other move.\n\n" + _table(("from", "to", "made by"), moves)),
+        ("Diagram", "\n".join(diagram)),
+    )
+
+
 def metrics_page() -> str:
     """docs/metrics.md: every metric of a service."""
     rows = (
@@ -125,6 +148,7 @@ def settings_page() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "interface.md": interface_page,
+    "lifecycle.md": lifecycle_page,
     "metrics.md": metrics_page,
     "settings.md": settings_page,
 }
@@ -141,6 +165,10 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 def _tensor_table(specs: tuple[TensorSpec, ...]) -> str:

@@ -9,6 +9,7 @@ from piccard_contract.lifecycle import (
     LOADED_STATES,
     MOVES,
     SERVING_STATES,
+    STATE_MEANINGS,
     IllegalMoveError,
     ServiceState,
     VersionRecord,
@@ -50,7 +51,7 @@ def test_a_retired_version_stays_retired(path: list[VersionState]) -> None:
 
 
 def test_every_state_has_moves_and_can_be_reached() -> None:
-    assert set(MOVES) == set(VersionState)
+    assert set(MOVES) == set(STATE_MEANINGS) == set(VersionState)
     assert set(VersionState) - {VersionState.STAGED} == set().union(*MOVES.values())
     assert SERVING_STATES < LOADED_STATES
 
