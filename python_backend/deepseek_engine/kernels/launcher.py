@@ -19,13 +19,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.interpreter import InterpretedFunction
 
-from deepseek_engine.kernels.variants import ALIGNMENT, Kernel, Variant
+from deepseek_engine.kernels.variants import Kernel, Variant
 
 _log = logging.getLogger(__name__)
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
-_compiled: dict[tuple[str, str, str, int], Any] = {}
+_compiled: dict[tuple[Variant, str, int], Any] = {}
 _lock = threading.Lock()
 
 
@@ -41,7 +41,7 @@ def source(kernel: Kernel, variant: Variant, dtype: str) -> ASTSource:
     if list(signature) != list(function.arg_names):
         raise LaunchError(f"kernel {kernel.name} declares {list(signature)}, {kernel.entry} takes {function.arg_names}")
     order = list(signature)
-    attributes = {(order.index(name),): [["tt.divisibility", ALIGNMENT]] for name in kernel.divisible}
+    attributes = {(order.index(name),): [["tt.divisibility", kernel.alignment(name)]] for name in kernel.divisible}
     constants = {(order.index(name),): variant.constants[name] for name in kernel.constants}
     return ASTSource(function, signature, constants, attributes)
 
@@ -93,7 +93,7 @@ def launch(
         arguments: every name of the kernel's signature. Tensors of type "*T" have one dtype.
 
     Raises:
-        LaunchError: a missing argument, a wrong dtype, a pointer or stride that is no multiple of 16 as declared.
+        LaunchError: a missing argument, a wrong dtype, a pointer or stride that is no multiple of what is declared.
     """
     if 0 in blocks:
         return
@@ -103,7 +103,7 @@ def launch(
         return
     dtype, device = _kind(kernel, arguments)
     _check_divisible(kernel, arguments)
-    compiled = _compiled.get((kernel.name, variant.name, dtype, device)) or _compile(kernel, variant, dtype, device)
+    compiled = _compiled.get((variant, dtype, device)) or _compile(kernel, variant, dtype, device)
     constants = [variant.constants[name] for name in kernel.constants]
     compiled[blocks](*values, *constants, stream=torch.cuda.current_stream(device).cuda_stream)
 
@@ -136,9 +136,9 @@ def _check_divisible(kernel: Kernel, arguments: Mapping[str, Tensor | int | floa
     for name in kernel.divisible:
         value = arguments[name]
         number = value.data_ptr() if isinstance(value, Tensor) else value
-        if number % ALIGNMENT:
+        if number % kernel.alignment(name):
             raise LaunchError(
-                f"kernel {kernel.name}: {name} is declared a multiple of {ALIGNMENT} and is {number};"
+                f"kernel {kernel.name}: {name} is declared a multiple of {kernel.alignment(name)} and is {number};"
                 " pad the rows or align the buffer"
             )
 
@@ -149,4 +149,4 @@ def _compile(kernel: Kernel, variant: Variant, dtype: str, device: int) -> Any:
         target = GPUTarget("cuda", major * 10 + minor, 32)
         compiled = triton.compile(source(kernel, variant, dtype), target=target, options=options(variant))
         _log.debug("compiled %s, row %s, %s for %s", kernel.name, variant.name, dtype, target)
-        return _compiled.setdefault((kernel.name, variant.name, dtype, device), compiled)
+        return _compiled.setdefault((variant, dtype, device), compiled)

@@ -341,6 +341,10 @@ SCHEDULE = Table(
 )
 
 
+PAGES = (64, 32, 16, 0)
+"""Tokens a block of the table; 0 for an explicit list of slots."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """A way to cut the product, before the page size is filled in."""
@@ -358,6 +362,8 @@ class Tiling:
     transposed: bool = False
     stack_bytes: int = 0
     blocks: int = 1
+    sequences: tuple[int, int] = (1, 2**20)
+    pages: tuple[int, ...] = PAGES
 
     def variant(self, page: int) -> Variant:
         whole = self.rank == 512
@@ -379,24 +385,23 @@ class Tiling:
             num_warps=self.warps,
             num_stages=self.stages,
             architectures=self.architectures,
-            when={"rows": self.for_rows, "page": (page, page), **widths},
+            when={"rows": self.for_rows, "sequences": self.sequences, "page": (page, page), **widths},
             stack_bytes=self.stack_bytes,
             blocks_per_multiprocessor=self.blocks,
             wide_tiles=self.rows >= 64 and self.rank == 512,
         )
 
 
-PAGES = (64, 32, 16, 0)
-"""Tokens a block of the table; 0 for an explicit list of slots."""
 _ANY = (1, 2**20)
 TILINGS = (
     # What little local memory there is is written before and read after the loop over tiles, not in it.
-    Tiling("rows16_sm90", 16, 32, 8, 5, (HOPPER,), (1, 16), stack_bytes=8),
+    Tiling("rows16_sm90", 16, 64, 4, 3, (HOPPER,), (1, 16), sequences=(64, 2**20), pages=(64, 0)),
+    Tiling("rows16_few_sm90", 16, 64, 8, 3, (HOPPER,), (1, 16)),
     Tiling("rows64_sm90", 64, 64, 8, 2, (HOPPER,), _ANY, stack_bytes=64),
     Tiling("rows16_sm80", 16, 32, 8, 4, (AMPERE,), _ANY),
     Tiling("rows16_sm89", 16, 32, 8, 3, (ADA,), _ANY, stack_bytes=8),
     Tiling("narrow64", 16, 32, 4, 3, (AMPERE, ADA, HOPPER), _ANY, rank=64, rotary=64, blocks=2),
-    Tiling("narrow256", 16, 32, 4, 3, (AMPERE, ADA, HOPPER), _ANY, rank=256, rotary=64),
+    Tiling("narrow256", 16, 32, 4, 3, (AMPERE, ADA, HOPPER), _ANY, rank=256, rotary=64, pages=(64, 16)),
 )
 _POINTERS = ("q_ptr", "q_pe_ptr", "cache_ptr", "out_ptr", "part_ptr")
 _STRIDES = ("q_stride", "q_pe_stride", "cache_stride")
@@ -427,7 +432,7 @@ MLA_DECODE = Table(
         constants=("RANK", "ROTARY", "WHOLE", "BLOCK_ROWS", "TILE", "PAGE", "TRANSPOSED"),
         divisible=frozenset((*_POINTERS, *_STRIDES, "rank", "rotary")),
     ),
-    tuple(tiling.variant(page) for tiling in TILINGS for page in PAGES),
+    tuple(tiling.variant(page) for tiling in TILINGS for page in tiling.pages),
 )
 MLA_MERGE = Table(
     Kernel(
@@ -541,7 +546,9 @@ def decode_plan(
     device = lengths.device
     rows, sequences = heads * max_queries, lengths.shape[0]
     probe = torch.empty(0, dtype=dtype, device=device)
-    row = variant or require(MLA_DECODE, probe, {"rows": rows, "page": page, "rank": rank, "rotary": rotary})
+    row = variant or require(
+        MLA_DECODE, probe, {"rows": rows, "sequences": sequences, "page": page, "rank": rank, "rotary": rotary}
+    )
     row_blocks = ceil_div(rows, row.constants["BLOCK_ROWS"])
     if workers is None:
         workers = max(1, launcher.multiprocessors(device) * row.blocks_per_multiprocessor // row_blocks)

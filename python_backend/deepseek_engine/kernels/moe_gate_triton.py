@@ -19,6 +19,8 @@ from torch import Tensor
 from deepseek_engine.kernels import launcher
 from deepseek_engine.kernels.dispatch import require
 from deepseek_engine.kernels.variants import (
+    ARCHITECTURES,
+    HOPPER,
     Kernel,
     LaunchPlan,
     Step,
@@ -78,7 +80,7 @@ def gate_choose_kernel(
     experts,
     group_size,
     scaling,
-    SPLITS: tl.constexpr,
+    splits,
     GROUPS: tl.constexpr,
     TOPK_GROUPS: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
@@ -94,7 +96,7 @@ def gate_choose_kernel(
     inside = (member < group_size)[None, :] & (group >= 0)[:, None]
     expert = group[:, None] * group_size + member[None, :]
     logits = tl.zeros((GROUPS, GROUP_BLOCK), dtype=tl.float32)
-    for split in tl.static_range(SPLITS):
+    for split in tl.range(0, splits):
         row = logits_ptr + (split * tokens.to(tl.int64) + token) * experts
         logits += tl.load(row + expert, mask=inside, other=0.0)
     if METHOD == 2:
@@ -164,12 +166,13 @@ GATE_LOGITS = Table(
             {"BLOCK_TOKENS": tokens, "BLOCK_EXPERTS": experts, "BLOCK_K": 64, "SPLITS": splits},
             num_warps=4,
             num_stages=3,
+            architectures=architectures,
             when={"tokens": reach},
         )
-        for name, tokens, experts, splits, reach in (
-            ("few_tokens", 16, 16, 16, (1, 64)),
-            ("some_tokens", 32, 32, 4, (65, 1024)),
-            ("many_tokens", 64, 64, 1, (1025, 2**30)),
+        for name, tokens, experts, splits, reach, architectures in (
+            ("few_tokens", 16, 16, 16, (1, 64), ARCHITECTURES),
+            ("many_tokens", 64, 64, 1, (1025, 2**30), (HOPPER,)),
+            ("some_tokens", 32, 32, 4, (65, 2**30), ARCHITECTURES),
         )
     ),
 )
@@ -177,40 +180,35 @@ GATE_LOGITS = Table(
 
 def _choose_row(
     name: str, method: str, experts: int, groups: int, topk_groups: int, top_k: int, shared: int, normalize: bool
-) -> list[Variant]:
-    return [
-        Variant(
-            "gate_choose",
-            f"{name}_splits{splits}",
-            {
-                "SPLITS": splits,
-                "GROUPS": groups,
-                "TOPK_GROUPS": topk_groups,
-                "GROUP_BLOCK": next_power_of_2(experts // groups),
-                "TOP_K": top_k,
-                "SHARED": shared,
-                "BLOCK_CHOICES": next_power_of_2(top_k + shared),
-                "METHOD": METHODS[method],
-                "NORMALIZE": int(normalize),
-            },
-            num_warps=1,
-            num_stages=1,
-            when={
-                key: (value, value)
-                for key, value in {
-                    "splits": splits,
-                    "method": METHODS[method],
-                    "experts": experts,
-                    "groups": groups,
-                    "topk_groups": topk_groups,
-                    "top_k": top_k,
-                    "shared": shared,
-                    "normalize": int(normalize),
-                }.items()
-            },
-        )
-        for splits in (1, 4, 16)
-    ]
+) -> Variant:
+    return Variant(
+        "gate_choose",
+        name,
+        {
+            "GROUPS": groups,
+            "TOPK_GROUPS": topk_groups,
+            "GROUP_BLOCK": next_power_of_2(experts // groups),
+            "TOP_K": top_k,
+            "SHARED": shared,
+            "BLOCK_CHOICES": next_power_of_2(top_k + shared),
+            "METHOD": METHODS[method],
+            "NORMALIZE": int(normalize),
+        },
+        num_warps=1,
+        num_stages=1,
+        when={
+            key: (value, value)
+            for key, value in {
+                "method": METHODS[method],
+                "experts": experts,
+                "groups": groups,
+                "topk_groups": topk_groups,
+                "top_k": top_k,
+                "shared": shared,
+                "normalize": int(normalize),
+            }.items()
+        },
+    )
 
 
 GATE_CHOOSE = Table(
@@ -226,9 +224,9 @@ GATE_CHOOSE = Table(
             "experts": "i32",
             "group_size": "i32",
             "scaling": "fp32",
+            "splits": "i32",
         },
         constants=(
-            "SPLITS",
             "GROUPS",
             "TOPK_GROUPS",
             "GROUP_BLOCK",
@@ -240,9 +238,9 @@ GATE_CHOOSE = Table(
         ),
     ),
     (
-        *_choose_row("v2_lite", "greedy", 64, 1, 1, 6, 2, False),
-        *_choose_row("v2", "group_limited_greedy", 160, 8, 3, 6, 2, False),
-        *_choose_row("v3", "noaux_tc", 256, 8, 4, 8, 1, True),
+        _choose_row("v2_lite", "greedy", 64, 1, 1, 6, 2, False),
+        _choose_row("v2", "group_limited_greedy", 160, 8, 3, 6, 2, False),
+        _choose_row("v3", "noaux_tc", 256, 8, 4, 8, 1, True),
     ),
 )
 TABLES = (GATE_LOGITS, GATE_CHOOSE)
@@ -258,13 +256,12 @@ PLANS = (PLAN,)
 
 
 def choose_variant(
-    *, splits: int, method: str, experts: int, groups: int, topk_groups: int, top_k: int, shared: int, normalize: bool
+    *, method: str, experts: int, groups: int, topk_groups: int, top_k: int, shared: int, normalize: bool
 ) -> Variant:
     """The row for a model's gate: a declared one, or one made for a model that no row names."""
     made = _choose_row("made", method, experts, groups, topk_groups, top_k, shared, normalize)
-    dims = {name: low for name, (low, _) in made[0].when.items()} | {"splits": splits}
-    declared = next((row for row in GATE_CHOOSE.variants if row.fits(dims)), None)
-    return declared or next(row for row in made if row.fits(dims))
+    dims = {name: low for name, (low, _) in made.when.items()}
+    return next((row for row in GATE_CHOOSE.variants if row.fits(dims)), made)
 
 
 def moe_gate(
@@ -311,7 +308,6 @@ def moe_gate(
         },
     )
     chooser = choose_variant(
-        splits=splits,
         method=method,
         experts=experts,
         groups=groups,
@@ -335,6 +331,7 @@ def moe_gate(
             "experts": experts,
             "group_size": ceil_div(experts, groups),
             "scaling": scaling,
+            "splits": splits,
         },
     )
     return weights, chosen

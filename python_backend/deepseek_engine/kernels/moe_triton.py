@@ -338,6 +338,8 @@ SORT = Table(
         for rows in (16, 32, 64, 128)
         for experts in (128, 512)
         for chunk, warps, reach in ((512, 4, (1, 512)), (4096, 8, (1, 2**31 - 1)))
+        # Tiles of many rows are for many choices.
+        if chunk == 4096 or rows <= 32
     ),
 )
 
@@ -378,10 +380,10 @@ class Tiling:
 
 
 TILINGS = (
-    Tiling("rows16_sm90", 16, (64, 128, 4, 4), (64, 128, 4, 4), (1, 16), swapped=True, architectures=(HOPPER,)),
-    Tiling("rows32_sm90", 32, (64, 128, 4, 4), (64, 128, 4, 4), (17, 40), swapped=True, architectures=(HOPPER,)),
-    Tiling("rows64_sm90", 64, (64, 64, 4, 4), (128, 64, 4, 4), (41, 160), architectures=(HOPPER,)),
-    Tiling("rows128_sm90", 128, (128, 64, 8, 3), (256, 64, 8, 3), (161, 2**30), architectures=(HOPPER,)),
+    Tiling("rows16_sm90", 16, (64, 128, 4, 3), (64, 128, 4, 3), (1, 16), swapped=True, architectures=(HOPPER,)),
+    Tiling("rows32_sm90", 32, (64, 64, 4, 4), (64, 64, 4, 5), (17, 40), swapped=True, architectures=(HOPPER,)),
+    Tiling("rows64_sm90", 64, (64, 64, 4, 4), (128, 64, 4, 4), (41, 72), architectures=(HOPPER,)),
+    Tiling("rows128_sm90", 128, (128, 64, 8, 3), (256, 64, 8, 3), (73, 2**30), architectures=(HOPPER,), group_m=4),
     Tiling("rows16_sm80", 16, (32, 128, 4, 3), (64, 128, 4, 3), (1, 32), architectures=(AMPERE, ADA)),
     Tiling("rows64_sm80", 64, (64, 32, 4, 4), (128, 32, 4, 4), (33, 2**30), architectures=(AMPERE, ADA)),
 )
@@ -443,6 +445,23 @@ COMBINE = Table(
     ),
     (Variant("moe_combine", "block1024", {"BLOCK": 1024, "UNROLL": 4}, num_warps=4, num_stages=1),),
 )
+
+
+def _few_rows(kernel: str, *, one: tuple[int, int], two: tuple[int, int]) -> tuple[Variant, ...]:
+    """Rows for one and for two tokens, each BLOCK_N and BLOCK_K; from three on the sorted path is as fast (H200)."""
+    return tuple(
+        Variant(
+            kernel,
+            name,
+            {"BLOCK_N": columns, "BLOCK_K": depth},
+            num_warps=4,
+            num_stages=1,
+            when={"tokens": (tokens, tokens)},
+        )
+        for name, tokens, (columns, depth) in (("one_token", 1, one), ("two_tokens", 2, two))
+    )
+
+
 FEW_GATE_UP = Table(
     Kernel(
         name="moe_few_gate_up",
@@ -464,16 +483,7 @@ FEW_GATE_UP = Table(
             ("x_ptr", "weight_ptr", "inner_ptr", "x_stride", "expert_stride", "hidden", "intermediate")
         ),
     ),
-    (
-        Variant(
-            "moe_few_gate_up",
-            "columns4",
-            {"BLOCK_N": 4, "BLOCK_K": 2048},
-            num_warps=4,
-            num_stages=1,
-            when={"pairs": (1, 16), "tokens": (1, 2)},
-        ),
-    ),
+    _few_rows("moe_few_gate_up", one=(4, 1024), two=(4, 2048)),
 )
 FEW_DOWN = Table(
     Kernel(
@@ -494,16 +504,7 @@ FEW_DOWN = Table(
         constants=("BLOCK_N", "BLOCK_K"),
         divisible=frozenset(("inner_ptr", "weight_ptr", "expert_stride", "hidden", "intermediate")),
     ),
-    (
-        Variant(
-            "moe_few_down",
-            "columns4",
-            {"BLOCK_N": 4, "BLOCK_K": 512},
-            num_warps=4,
-            num_stages=1,
-            when={"pairs": (1, 16), "tokens": (1, 2)},
-        ),
-    ),
+    _few_rows("moe_few_down", one=(2, 2048), two=(4, 512)),
 )
 TABLES = (SORT, GATE_UP, DOWN, COMBINE, FEW_GATE_UP, FEW_DOWN)
 PLAN = LaunchPlan(
@@ -562,8 +563,12 @@ def moe_experts(
         "load": ceil_div(experts.numel(), gate_up.shape[0]),
         "element_bytes": x.element_size(),
     }
-    if few is None and tiling is None and all(table.variants[0].fits(dims) for table in (FEW_GATE_UP, FEW_DOWN)):
-        few = FEW_GATE_UP.variants[0], FEW_DOWN.variants[0]
+    if (
+        few is None
+        and tiling is None
+        and all(any(row.fits(dims) for row in t.variants) for t in (FEW_GATE_UP, FEW_DOWN))
+    ):
+        few = require(FEW_GATE_UP, x, dims), require(FEW_DOWN, x, dims)
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     shared: dict[str, Tensor | int | float] = {
         "x_ptr": x,

@@ -16,7 +16,7 @@ leaves its part in scratch and the last to arrive adds the parts in their order,
 Bound by memory: W is read once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -205,7 +205,9 @@ def rows_gemm_kernel(
 
 
 _MODULE = "deepseek_engine.kernels.small_gemm_triton"
-_COMBINATIONS = tuple((norm, name) for norm in (0, 1) for name in EPILOGUES)
+_COMBINATIONS = ((1, "plain"), (1, "silu"), (0, "plain"), (0, "residual"))
+"""q with kv_a; gate with up; anything; o_proj and down."""
+_LOGITS = ((1, "plain"), (0, "plain"))
 
 
 def _fused(norm: int, epilogue: str) -> dict[str, int]:
@@ -216,20 +218,29 @@ def _when(norm: int, epilogue: str) -> dict[str, tuple[int, int]]:
     return {"norm": (norm, norm), "epilogue": (EPILOGUES[epilogue], EPILOGUES[epilogue])}
 
 
-def gemv_variant(kernel: str, norm: int, epilogue: str, columns: int, depth: int, warps: int, name: str) -> Variant:
+def gemv_variant(
+    kernel: str,
+    norm: int,
+    epilogue: str,
+    columns: int,
+    depth: int,
+    warps: int,
+    name: str,
+    reach: tuple[int, int] = (1, 2**30),
+) -> Variant:
     return Variant(
         kernel,
         f"{name}_{'norm' if norm else 'raw'}_{epilogue}",
         {"BLOCK_N": columns, "BLOCK_K": depth, **_fused(norm, epilogue)},
         num_warps=warps,
         num_stages=1,
-        when={"rows": (1, 1), **_when(norm, epilogue)},
+        when={"rows": (1, 1), "columns": reach, **_when(norm, epilogue)},
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A tile of the product; K is split `splits` ways for up to `most_tiles` tiles of columns."""
+    """A tile of the product, for ranges of rows, of tiles of 64 columns, and of the depth K."""
 
     name: str
     rows: int
@@ -241,6 +252,7 @@ class Tiling:
     tiles: tuple[int, int]
     for_rows: tuple[int, int]
     architectures: tuple[int, ...] = ARCHITECTURES
+    for_depth: tuple[int, int] = (1, 2**30)
 
     def variant(self, kernel: str, norm: int, epilogue: str) -> Variant:
         return Variant(
@@ -256,25 +268,31 @@ class Tiling:
             num_warps=self.warps,
             num_stages=self.stages,
             architectures=self.architectures,
-            when={"rows": self.for_rows, "tiles64": self.tiles, **_when(norm, epilogue)},
+            when={
+                "rows": self.for_rows,
+                "tiles64": self.tiles,
+                "depth": self.for_depth,
+                **_when(norm, epilogue),
+            },
             wide_tiles=self.columns >= 64,
         )
 
 
-_FEW_TILES, _MANY_TILES = (1, 131), (132, 2**30)
+_ROWS = ((16, (1, 16)), (32, (17, 32)), (64, (33, 64)))
+_SPLITS = (
+    ("split8", 8, (1, 131), (8192, 2**30)),
+    ("split4", 4, (1, 131), (1, 2**30)),
+    ("split1", 1, (132, 2**30), (1, 2**30)),
+)
 TILINGS = tuple(
-    Tiling(f"rows{rows}_split{splits}", rows, 64, 128, splits, 4, 3, tiles, reach, architectures)
-    for rows, reach in ((16, (1, 16)), (32, (17, 32)), (64, (33, 64)))
-    for splits, tiles in ((4, _FEW_TILES), (1, _MANY_TILES))
-    for architectures in ((AMPERE, HOPPER),)
-) + tuple(
-    Tiling(f"rows{rows}_split{splits}_sm89", rows, 64, 64, splits, 4, 3, tiles, reach, (ADA,))
-    for rows, reach in ((16, (1, 16)), (32, (17, 32)), (64, (33, 64)))
-    for splits, tiles in ((4, _FEW_TILES), (1, _MANY_TILES))
+    Tiling(f"rows{rows}_{label}{suffix}", rows, 64, depth, splits, 4, 3, tiles, reach, architectures, for_depth)
+    for suffix, depth, architectures in (("", 128, (AMPERE, HOPPER)), ("_sm89", 64, (ADA,)))
+    for rows, reach in _ROWS
+    for label, splits, tiles, for_depth in _SPLITS
 )
 
 
-def _gemv_table(name: str, out: str) -> Table:
+def _gemv_table(name: str, out: str, combinations: tuple[tuple[int, str], ...]) -> Table:
     return Table(
         Kernel(
             name=name,
@@ -293,13 +311,17 @@ def _gemv_table(name: str, out: str) -> Table:
             divisible=frozenset(("x_ptr", "weight_ptr", "norm_ptr", "depth")),
         ),
         tuple(
-            gemv_variant(name, norm, epilogue, 4 if epilogue == "silu" else 8, 2048, 4, "columns")
-            for norm, epilogue in _COMBINATIONS
+            gemv_variant(name, norm, epilogue, columns, depth, warps, label, reach)
+            for norm, epilogue in combinations
+            for label, columns, depth, warps, reach in (
+                ("narrow", 2, 2048, 2, (1, 16383)),
+                ("wide", 16, 1024, 4, (16384, 2**30)),
+            )
         ),
     )
 
 
-def _gemm_table(name: str, out: str) -> Table:
+def _gemm_table(name: str, out: str, combinations: tuple[tuple[int, str], ...], tilings: tuple[Tiling, ...]) -> Table:
     return Table(
         Kernel(
             name=name,
@@ -322,12 +344,22 @@ def _gemm_table(name: str, out: str) -> Table:
             constants=("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLITS", "NORM", "EPILOGUE"),
             divisible=frozenset(("x_ptr", "weight_ptr", "norm_ptr", "part_ptr", "x_stride", "depth")),
         ),
-        tuple(tiling.variant(name, norm, epilogue) for tiling in TILINGS for norm, epilogue in _COMBINATIONS),
+        tuple(
+            tiling.variant(name, norm, epilogue)
+            for tiling in tilings
+            for norm, epilogue in combinations
+            # The deepest products are those down to the hidden state.
+            if tiling.splits < 8 or epilogue == "residual"
+        ),
     )
 
 
-ROW_GEMV, ROW_GEMV_FP32 = _gemv_table("row_gemv", "*T"), _gemv_table("row_gemv_fp32", "*fp32")
-ROWS_GEMM, ROWS_GEMM_FP32 = _gemm_table("rows_gemm", "*T"), _gemm_table("rows_gemm_fp32", "*fp32")
+ROW_GEMV = _gemv_table("row_gemv", "*T", _COMBINATIONS)
+ROW_GEMV_FP32 = _gemv_table("row_gemv_fp32", "*fp32", _LOGITS)
+ROWS_GEMM = _gemm_table("rows_gemm", "*T", _COMBINATIONS, TILINGS)
+# Vocabularies have tiles enough: K is not split for logits, however few the columns.
+_WHOLE = tuple(replace(tiling, tiles=(1, 2**30)) for tiling in TILINGS if tiling.splits == 1)
+ROWS_GEMM_FP32 = _gemm_table("rows_gemm_fp32", "*fp32", _LOGITS, _WHOLE)
 TABLES = (ROW_GEMV, ROW_GEMV_FP32, ROWS_GEMM, ROWS_GEMM_FP32)
 GEMV_PLAN = LaunchPlan("row_gemv", (Step("row_gemv", ("ceil_div(columns, BLOCK_N)",)),))
 GEMM_PLAN = LaunchPlan(

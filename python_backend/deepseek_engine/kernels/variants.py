@@ -15,8 +15,9 @@ AMPERE, ADA, HOPPER = 80, 89, 90
 ARCHITECTURES = (AMPERE, ADA, HOPPER)
 SHARED_MEMORY_LIMITS: Mapping[int, int] = MappingProxyType({AMPERE: 163 * 1024, ADA: 99 * 1024, HOPPER: 227 * 1024})
 """Bytes of shared memory that one block may use."""
-ALIGNMENT = 16
-"""What a divisible pointer (bytes) or integer is a multiple of. Without it no copy is 16 bytes wide."""
+POINTER_ALIGNMENT, INTEGER_ALIGNMENT = 16, 8
+"""What a divisible pointer (bytes) and a divisible integer (elements) are multiples of: with two-byte elements, what a
+copy of 16 bytes needs. Without it no copy is asynchronous."""
 DTYPES = ("bf16", "fp16")
 UNBOUNDED = 2**62
 
@@ -83,8 +84,8 @@ class Kernel:
         signature: run-time arguments in order, to types as Triton spells them; "T" stands for the variant's dtype, so
             "*T" is a pointer to it.
         constants: the function's constexpr parameters, in order, after the run-time ones.
-        divisible: arguments declared as multiples of 16 (pointers: in bytes). The launcher checks them; no other
-            value is specialised on, so that one variant is one binary.
+        divisible: arguments declared as multiples, pointers of 16 bytes and integers of 8 elements. The launcher checks
+            them; no other value is specialised on, so that one variant is one binary.
     """
 
     name: str
@@ -100,6 +101,15 @@ class Kernel:
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+    def alignment(self, argument: str) -> int:
+        """What a divisible argument is a multiple of."""
+        return POINTER_ALIGNMENT if self.signature[argument].startswith("*") else INTEGER_ALIGNMENT
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether its binaries differ by dtype."""
+        return any("T" in spelled for spelled in self.signature.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +207,8 @@ class Table:
         """The first row for the architecture, dtype and shape, or None."""
         architecture = nearest_architecture(capability)
         for variant in self.variants:
-            if architecture in variant.architectures and dtype in variant.dtypes and variant.fits(dims):
+            typed = dtype in variant.dtypes or not self.kernel.is_typed
+            if typed and architecture in variant.architectures and variant.fits(dims):
                 return variant
         return None
 

@@ -126,6 +126,8 @@ def test_a_padded_row_and_early_queries_without_keys_are_empty() -> None:
 
 @pytest.mark.parametrize("tiling", kernels.TILINGS, ids=lambda tiling: tiling.name)
 def test_every_tiling(tiling: kernels.Tiling) -> None:
+    if DEVICE.type == "cuda" and 90 not in tiling.architectures:
+        pytest.skip("declared for another architecture")
     for page in (64, 0):
         case = Case([130, 33], [2, 1], 10, tiling.rank, tiling.rotary, page, DTYPES[1])
         check(case, variant=tiling.variant(page))

@@ -64,7 +64,8 @@ def test_float32_logits_are_not_rounded(rows: int) -> None:
     workspace = kernels.Workspace.reserve(40, DEVICE)
     out = kernels.small_gemm(x, weight, workspace, out_dtype=torch.float32)
     assert out.dtype == torch.float32
-    assert relative_error(out, x.double() @ weight.double().t()) < 1e-6
+    # Tensor cores add with fewer bits than float32 has; a result rounded to half precision would be 2e-4 off.
+    assert relative_error(out, x.double() @ weight.double().t()) < 2e-5
 
 
 def test_a_residual_slice_with_its_own_stride() -> None:

@@ -1,0 +1,29 @@
+"""Every device kernel with its rows, and every launch plan: what a compiler or a launcher generator goes through.
+
+Importing it imports triton.
+"""
+
+from deepseek_engine.kernels import (
+    mla_decode_triton,
+    mla_prefill_triton,
+    moe_gate_triton,
+    moe_triton,
+    rms_norm_triton,
+    rope_cache_triton,
+    sampling_triton,
+    small_gemm_triton,
+)
+from deepseek_engine.kernels.variants import LaunchPlan, Table
+
+_MODULES = (
+    rms_norm_triton,
+    rope_cache_triton,
+    mla_decode_triton,
+    mla_prefill_triton,
+    moe_gate_triton,
+    moe_triton,
+    small_gemm_triton,
+    sampling_triton,
+)
+TABLES: tuple[Table, ...] = tuple(table for module in _MODULES for table in module.TABLES)
+PLANS: tuple[LaunchPlan, ...] = tuple(plan for module in _MODULES for plan in module.PLANS)
