@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.routing import RouteKeys
@@ -25,6 +25,8 @@ MAX_REQUEST_BYTES = 8 * 2**20
 TRITON_PARAMETERS = frozenset(
     {
         "binary_data_output",
+        # Of /generate, which makes it a parameter too.
+        "id",
         "priority",
         "sequence_end",
         "sequence_id",
@@ -40,6 +42,9 @@ FORWARDED_HEADERS = ("x-canary", "x-request-id", "x-session-id", "x-user", "trac
 
 # Levels of nesting in JSON; pydantic serialises no more than some 255.
 MAX_JSON_DEPTH = 64
+
+# Characters of a request id; it is noted in the request log.
+MAX_ID_LENGTH = 256
 
 # JSON keys and parameters beside the sampling parameters.
 PIN_PARAMETER = "version"
@@ -111,6 +116,14 @@ class RequestExtensions(_Part):
     gateway: GatewayClaims | None = None
     attempt: Attempt | None = None
 
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _not_sent_otherwise(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in ("messages", "add_generation_prompt"):
+            if name in value:
+                raise ValueError(f"{name} is sent beside it; leave it out of chat_template_kwargs")
+        return value
+
 
 class GenerateRequest(_Part):
     """One generation, read and validated.
@@ -149,7 +162,7 @@ def parse_request(
     Args:
         inputs: tensor name -> its values, flat; BYTES as bytes or str.
         parameters: request parameters: forwarded headers, gRPC parameters, JSON keys of /generate.
-        request_id: used where no x-request-id was sent.
+        request_id: used where neither x-request-id nor the JSON key id was sent.
         canary_header, sticky_keys: names of the policy; letter case does not matter.
 
     Raises:
@@ -158,7 +171,7 @@ def parse_request(
     _check_size(inputs, parameters)
     extensions = _extensions(inputs)
     folded = {str(name).lower(): value for name, value in parameters.items()}
-    identity = _header(folded, "x-request-id") or request_id
+    identity = _identity(folded, request_id)
     if extensions.cancel is not None:
         return GenerateRequest(id=identity, extensions=extensions)
     text, messages, input_ids = _prompt(inputs)
@@ -284,7 +297,10 @@ def _extensions(inputs: Mapping[str, Sequence[Any]]) -> RequestExtensions:
 def _prompt(inputs: Mapping[str, Sequence[Any]]) -> tuple[str | None, list[dict[str, Any]] | None, list[int] | None]:
     for name in ("image", "embedding_request"):
         if len(inputs.get(name, ())) > 0:
-            raise RequestError(ErrorCode.UNSUPPORTED, f"{name} is not supported: {INPUT_SPECS[name].meaning}")
+            raise RequestError(
+                ErrorCode.UNSUPPORTED,
+                f"{name} is {INPUT_SPECS[name].meaning[0].lower()}{INPUT_SPECS[name].meaning[1:]}",
+            )
     given = [name for name in ("text_input", "messages", "input_ids") if _given(inputs, name)]
     if not given:
         empty = [name for name in ("text_input", "messages", "input_ids") if name in inputs]
@@ -388,6 +404,16 @@ def _header(folded: Mapping[str, Any], name: str) -> str | None:
     if value is None or value == "":
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _identity(folded: Mapping[str, Any], request_id: str) -> str:
+    identity = _header(folded, "x-request-id") or _header(folded, "id") or request_id
+    if len(identity) > MAX_ID_LENGTH:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"the request id has {len(identity)} characters, the limit is {MAX_ID_LENGTH}; shorten it",
+        )
+    return identity
 
 
 def _sticky(folded: Mapping[str, Any], keys: Sequence[str]) -> str | None:

@@ -2,13 +2,14 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_CHOICES = 16
 
 TokenId = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, AllowInfNan(False)]
 
 
 class SamplingParams(BaseModel):
@@ -57,7 +58,7 @@ class SamplingParams(BaseModel):
     min_tokens: int = Field(default=0, ge=0)
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    logit_bias: dict[TokenId, float] = Field(default_factory=dict)
+    logit_bias: dict[TokenId, Bias] = Field(default_factory=dict)
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     detokenize: bool = True

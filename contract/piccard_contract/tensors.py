@@ -38,7 +38,7 @@ def _text(name: str, meaning: str, size: int = 1) -> TensorSpec:
 
 VLLM_INPUTS = (
     _text("text_input", "The prompt. Exactly one of text_input, messages and input_ids is given."),
-    _text("image", "Refused with UNSUPPORTED: DeepSeek's language models read text.", -1),
+    _text("image", "Refused with UNSUPPORTED, since DeepSeek's language models read text; leave it out.", -1),
     _flag("stream", "Send tokens as they come; without it one response holds the whole text."),
     _text("sampling_parameters", "JSON object with the names of vLLM's SamplingParams."),
     _flag(
@@ -50,7 +50,7 @@ VLLM_INPUTS = (
     _flag("return_logprobs", "Send logprobs; their number is the sampling parameter logprobs."),
     _flag("return_num_input_tokens", "Send num_input_tokens."),
     _flag("return_num_output_tokens", "Send num_output_tokens."),
-    _text("embedding_request", "Refused with UNSUPPORTED: these models generate text."),
+    _text("embedding_request", "Refused with UNSUPPORTED, since these models generate text; leave it out."),
 )
 
 ADDED_INPUTS = (

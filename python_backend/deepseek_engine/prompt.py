@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.request import GenerateRequest
+from piccard_contract.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from deepseek_engine.text.tokenizer import Tokenizer
@@ -48,7 +49,7 @@ class PromptReader:
             raise RequestError(ErrorCode.MISSING_INPUT, "the prompt has no tokens; send a text that is not empty")
         self.tokenizer.check_ids(request.output_ids, self.vocab_size)
         self._check_bias(request)
-        self._check_length(len(prompt.ids), request.sampling.max_tokens)
+        self._check_length(len(prompt.ids), request.sampling)
         return prompt
 
     def _prompt(self, request: GenerateRequest) -> Prompt:
@@ -77,10 +78,16 @@ class PromptReader:
                     f"{name} has token id {beyond[0]}; the vocabulary has ids 0 to {self.vocab_size - 1}",
                 )
 
-    def _check_length(self, num_prompt: int, max_tokens: int | None) -> None:
-        if num_prompt + (max_tokens or 1) <= self.max_model_len:
-            return
+    def _check_length(self, num_prompt: int, sampling: SamplingParams) -> None:
+        max_tokens, min_tokens = sampling.max_tokens, sampling.min_tokens
         room = self.max_model_len - num_prompt
+        if (max_tokens or 1) <= room:
+            if max_tokens is None and min_tokens > room:
+                raise RequestError(
+                    ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                    f"min_tokens {min_tokens} is more than the {room} tokens that the context leaves; lower it",
+                )
+            return
         remedy = f"lower max_tokens to {room}" if room > 0 else f"shorten the prompt by {1 - room} tokens at least"
         raise RequestError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,

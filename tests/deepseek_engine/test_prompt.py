@@ -55,6 +55,13 @@ def test_a_prompt_that_fills_the_context_is_to_be_shortened() -> None:
     assert "shorten the prompt by 3 tokens" in error.message
 
 
+def test_min_tokens_have_to_fit_where_max_tokens_are_none() -> None:
+    assert len(read(text="a b c", sampling=SamplingParams(max_tokens=None, min_tokens=7)).ids) == 3
+    error = refusal(text="a b c", sampling=SamplingParams(max_tokens=None, min_tokens=8))
+    assert error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert "the 7 tokens that the context leaves" in error.message
+
+
 def test_a_prompt_that_just_fits_passes() -> None:
     assert len(read(text="a b c d e f").ids) == 6
 

@@ -156,6 +156,13 @@ deep = "[" * 300 + "]" * 300
         (ErrorCode.INVALID_VALUE, {}, {"input_ids": [1], "exclude_input_in_output": False}),
         (ErrorCode.INVALID_VALUE, {}, {"text_input": b"a", "extensions": b'{"coalesce_ms": -1}'}),
         (ErrorCode.INVALID_VALUE, {}, {"text_input": b"a", "extensions": b'{"gateway": {"priority": 1000}}'}),
+        (ErrorCode.INVALID_VALUE, {}, {"text_input": b"a", "extensions": b'{"chat_template_kwargs": {"messages": 1}}'}),
+        (
+            ErrorCode.INVALID_VALUE,
+            {},
+            {"text_input": b"a", "extensions": b'{"chat_template_kwargs": {"add_generation_prompt": true}}'},
+        ),
+        (ErrorCode.INVALID_VALUE, {"x-request-id": "r" * 257}, {"text_input": b"a"}),
         (ErrorCode.INVALID_TOKEN, {}, {"input_ids": [1, -1]}),
         (ErrorCode.INVALID_TOKEN, {}, {"text_input": b"a", "output_ids": [-5]}),
         (ErrorCode.REQUEST_TOO_LARGE, {}, {"text_input": b"a" * (MAX_REQUEST_BYTES + 1)}),
@@ -212,7 +219,14 @@ def test_headers_of_a_policy_are_no_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "identity"), [({}, "made"), ({"X-Request-Id": "mine"}, "mine"), ({"x-request-id": ""}, "made")]
+    ("parameters", "identity"),
+    [
+        ({}, "made"),
+        ({"X-Request-Id": "mine"}, "mine"),
+        ({"x-request-id": ""}, "made"),
+        ({"id": "of the body"}, "of the body"),
+        ({"id": "of the body", "x-request-id": "mine"}, "mine"),
+    ],
 )
 def test_request_id(parameters: dict[str, Any], identity: str) -> None:
     assert parse(parameters, text_input=b"a").id == identity

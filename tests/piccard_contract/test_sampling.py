@@ -34,6 +34,8 @@ from pydantic import ValidationError
         {"logprobs": 21},
         {"prompt_logprobs": -1},
         {"logit_bias": {"-1": 1.0}},
+        {"logit_bias": {"5": "nan"}},
+        {"logit_bias": {"5": float("inf")}},
         {"n": 2, "temperature": 0},
         {"best_of": 2},
     ],

@@ -42,7 +42,7 @@ class ChatTemplate:
         material = json.dumps([self._sources, self._special_tokens], sort_keys=True)
         return hashlib.sha256(material.encode()).hexdigest()
 
-    def render(self, messages: Any, *, add_generation_prompt: bool = True, **variables: Any) -> str:
+    def render(self, messages: Any, /, *, add_generation_prompt: bool = True, **variables: Any) -> str:
         """The prompt's text, with bos where the template writes one.
 
         Args:
