@@ -66,8 +66,9 @@ def test_every_token_of_a_stream_tells_who_made_it(server: RunningServer) -> Non
     versions = [response["served_version"][0] for response in answer.responses]
     assert versions == sorted(versions, reverse=True)
     # Why is told by the first response of each version, and by the last.
-    told = [(index, r["route_reason"][0]) for index, r in enumerate(answer.responses) if "route_reason" in r]
-    assert told == [(0, "header"), (versions.index(1), "resumed"), (len(versions) - 1, "resumed")]
+    told = {index: r["route_reason"][0] for index, r in enumerate(answer.responses) if "route_reason" in r}
+    assert {0, versions.index(1), len(versions) - 1} <= set(told)
+    assert all(reason == ("header" if versions[index] == 2 else "resumed") for index, reason in told.items())
 
 
 def test_sums_go_on_after_a_resume(server: RunningServer) -> None:
@@ -155,15 +156,17 @@ def test_a_canary_that_is_killed(fresh_server: Any, at: int) -> None:
 
 def test_many_streams_outlive_their_version(fresh_server: Any) -> None:
     server: RunningServer = fresh_server()
-    words = " ".join(f"w{n}" for n in range(40))
+    # Long enough that none is over before all have begun, on a busy machine too.
+    tokens = 150
+    words = " ".join(f"w{n}" for n in range(tokens))
     streams = [
         RunningStream(
             server.grpc,
             server.service.ensemble,
             headers={"x-canary": "true"},
             text_input=words,
-            sampling_parameters={"max_tokens": 40},
-            extensions={"script": {"tokens": 40, "delay_s": 0.05}},
+            sampling_parameters={"max_tokens": tokens},
+            extensions={"script": {"tokens": tokens, "delay_s": 0.05}},
         )
         for _ in range(24)
     ]
@@ -173,7 +176,7 @@ def test_many_streams_outlive_their_version(fresh_server: Any) -> None:
 
     for stream in streams:
         stream.wait()
-        assert stream.error is None
+        assert stream.error is None, stream.error
         assert stream.status == "OK"
         assert stream.text.split() == words.split()
         assert stream.versions == {1, 2}

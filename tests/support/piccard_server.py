@@ -128,6 +128,12 @@ class RunningServer:
     def state(self) -> ServiceState:
         return StateStore(self.service).read()
 
+    def server_pid(self) -> int:
+        """The process of tritonserver; 0 where there is none."""
+        section = self.section("supervisor")
+        pid: int = section.data["server_pid"] if section is not None else 0
+        return pid
+
     def section(self, owner: str) -> Section | None:
         """What a process of the service published last."""
         if not self.service.live_state.exists():

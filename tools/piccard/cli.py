@@ -81,11 +81,12 @@ def serve(
     verbose: Annotated[bool, typer.Option(help="Have tritonserver log every request.")] = False,
 ) -> None:
     """Run the server of a home in the foreground; SIGINT and SIGTERM end it in order."""
+    from piccard.restarts import run_again
     from piccard.server_settings import ServerSettings
     from piccard.supervisor import Supervisor, print_line
 
     settings = ServerSettings(host, http_port, grpc_port, metrics_port, health_port, exit_timeout, verbose)
-    raise typer.Exit(Supervisor(home, settings, print_line).run())
+    raise typer.Exit(run_again(lambda: Supervisor(home, settings, print_line), print_line))
 
 
 @app.command()

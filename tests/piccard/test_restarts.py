@@ -1,0 +1,80 @@
+"""A server that ends by itself is started again, with growing pauses, until that is no use."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from piccard.errors import OperationError
+from piccard.restarts import GOOD_RUN, LIMIT, run_again
+
+
+class Lives:
+    """Plays one outcome a run: an exit code, or an error; and keeps time."""
+
+    def __init__(self, *outcomes: tuple[float, int | Exception]) -> None:
+        self._outcomes: Iterator[tuple[float, int | Exception]] = iter(outcomes)
+        self.now = 0.0
+        self.pauses: list[float] = []
+        self.told: list[str] = []
+
+    def run(self) -> int:
+        seconds, outcome = next(self._outcomes)
+        self.now += seconds
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def pause(self, seconds: float) -> bool:
+        self.pauses.append(seconds)
+        return False
+
+    def again(self, pause: Callable[[float], bool] | None = None) -> int:
+        return run_again(lambda: self, self.told.append, clock=lambda: self.now, pause=pause or self.pause)
+
+
+def test_what_was_told_to_end_is_not_started_again() -> None:
+    lives = Lives((5.0, 0))
+
+    assert lives.again() == 0
+    assert lives.pauses == []
+
+
+def test_what_ended_by_itself_is_started_again() -> None:
+    lives = Lives((5.0, 1), (5.0, 1), (5.0, 0))
+
+    assert lives.again() == 0
+    assert lives.pauses == [1.0, 2.0]
+
+
+def test_a_good_run_forgets_the_bad_ones() -> None:
+    lives = Lives((5.0, 1), (5.0, 1), (GOOD_RUN, 1), (5.0, 0))
+
+    assert lives.again() == 0
+    assert lives.pauses == [1.0, 2.0, 1.0]
+
+
+def test_it_is_given_up_after_too_many_bad_runs() -> None:
+    lives = Lives(*[(5.0, 1)] * LIMIT)
+
+    assert lives.again() == 1
+    assert len(lives.pauses) == LIMIT - 1
+    assert "look at its log" in lives.told[-1]
+
+
+def test_what_is_missing_at_the_first_start_is_raised() -> None:
+    lives = Lives((0.0, OperationError("port 8000 is taken")))
+
+    with pytest.raises(OperationError, match="8000"):
+        lives.again()
+
+
+def test_what_is_missing_later_is_told_and_tried_again() -> None:
+    lives = Lives((5.0, 1), (0.0, OperationError("port 8000 is taken")), (5.0, 0))
+
+    assert lives.again() == 0
+    assert "port 8000 is taken" in lives.told
+
+
+def test_a_signal_in_the_pause_ends_it() -> None:
+    lives = Lives((5.0, 1))
+
+    assert lives.again(pause=lambda _: True) == 0
