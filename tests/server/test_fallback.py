@@ -156,8 +156,8 @@ def test_a_canary_that_is_killed(fresh_server: Any, at: int) -> None:
 
 def test_many_streams_outlive_their_version(fresh_server: Any) -> None:
     server: RunningServer = fresh_server()
-    # Long enough that none is over before all have begun, on a busy machine too. Tokens are far between, since a version
-    # that is killed while it sends can take this server with it (docs/operations.md), which is not what is tested here.
+    # Long enough that none is over before all have begun, on a busy machine too. Tokens are far between, since a
+    # version that is killed while it sends can take this server with it (docs/operations.md): not what is tested here.
     tokens = 30
     words = " ".join(f"w{n}" for n in range(tokens))
     streams = [
