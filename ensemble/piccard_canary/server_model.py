@@ -41,7 +41,6 @@ from piccard_canary.triton_tensors import to_array, to_values
 from piccard_canary.watchdog import Watchdog
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-_STAMP_OUTPUTS = ("served_version", "route_reason", "cancel_token")
 
 
 def _tensor(spec: TensorSpec, values: list[Any]) -> Any:
@@ -287,26 +286,27 @@ class _Client:
         self.ended = False
         self._sender = sender
         self._asked = asked
-        self._stamp: Stamp | None = None
+        # The attempt that the client was last told of, by its token, and the tensor of its version.
+        self._told: str | None = None
         self._version: list[Any] = []
 
     def forward(self, frame: Frame, stamp: Stamp) -> None:
         assert isinstance(frame, _Frame)
         tensors = [tensor for name, tensor in frame.tensors.items() if name in self._asked]
-        if stamp is not self._stamp:
-            self._stamp = stamp
-            stamps = self._tensors_of(stamp)
-            tensors += stamps
-            # Every tensor costs: what does not change is not said again, but for the version.
-            self._version = stamps[:1] if "served_version" in self._asked else []
-        else:
-            tensors += self._version
+        # Every tensor costs: what does not change is not said again, but for the version.
+        if stamp.cancel_token != self._told:
+            self._told, self._version = stamp.cancel_token, []
+            tensors += self._tensors(stamp, "route_reason", "cancel_token")
+        self._version = self._version or self._tensors(stamp, "served_version")
+        tensors += self._version
         self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors))
 
     def send(self, response: Response, *, final: bool) -> None:
         outputs = response_outputs(response, self.returns, final=final)
         tensors = [_tensor(OUTPUT_SPECS[name], values) for name, values in outputs.items() if name in self._asked]
         self._send(pb_utils.InferenceResponse(output_tensors=tensors), final=final)
+        if response.cancel_token != self._told:
+            self._told, self._version = response.cancel_token, []
 
     def fail(self, error: RequestError) -> None:
         self._send(pb_utils.InferenceResponse(error=_triton_error(error)), final=True)
@@ -315,9 +315,13 @@ class _Client:
         self._sender.send(response, flags=_FINAL if final else 0)
         self.ended = self.ended or final
 
-    def _tensors_of(self, stamp: Stamp) -> list[Any]:
-        values = dict(zip(_STAMP_OUTPUTS, (stamp.version, stamp.reason.value, stamp.cancel_token), strict=True))
-        return [_tensor(OUTPUT_SPECS[name], [value]) for name, value in values.items() if name in self._asked]
+    def _tensors(self, stamp: Stamp, *names: str) -> list[Any]:
+        values = {
+            "served_version": stamp.version,
+            "route_reason": stamp.reason.value,
+            "cancel_token": stamp.cancel_token,
+        }
+        return [_tensor(OUTPUT_SPECS[name], [values[name]]) for name in names if name in self._asked]
 
 
 class _Series:
