@@ -49,9 +49,11 @@ ENTRY_POINTS = {
 TRITON_REFUSALS = (
     "Some requests never reach a model of the service, and Triton's own words have no head: a tensor of an unknown"
     " name, of the wrong type or shape; a body that is not JSON; a model or model version that does not exist. They"
-    " come as INVALID_ARGUMENT or 400 (a body of `/generate` that is not JSON as 500), and NOT_FOUND, 404 or 400 for"
-    " what does not exist. A gRPC call with a method"
-    " that a model does not offer is UNIMPLEMENTED (`infer` on `deepseek`); HTTP `/infer` there answers 501."
+    " come as INVALID_ARGUMENT or 400, and NOT_FOUND, 404 or 400 for what does not exist. `/generate` answers 500 for a"
+    " body that is not JSON and for a tensor whose JSON type is wrong (`text_input` that is no string, `messages` that"
+    " is no string of JSON), and 400 for a parameter that is a list, an object or null: send those in"
+    " `sampling_parameters`. It answers 200 with an `error` where `stream` is true. A gRPC call with a method that a"
+    " model does not offer is UNIMPLEMENTED (`infer` on `deepseek`); HTTP `/infer` there answers 501."
 )
 
 

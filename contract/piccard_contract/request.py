@@ -297,10 +297,8 @@ def _extensions(inputs: Mapping[str, Sequence[Any]]) -> RequestExtensions:
 def _prompt(inputs: Mapping[str, Sequence[Any]]) -> tuple[str | None, list[dict[str, Any]] | None, list[int] | None]:
     for name in ("image", "embedding_request"):
         if len(inputs.get(name, ())) > 0:
-            raise RequestError(
-                ErrorCode.UNSUPPORTED,
-                f"{name} is {INPUT_SPECS[name].meaning[0].lower()}{INPUT_SPECS[name].meaning[1:]}",
-            )
+            meaning = INPUT_SPECS[name].meaning
+            raise RequestError(ErrorCode.UNSUPPORTED, f"{name} is {meaning[0].lower()}{meaning[1:].rstrip('.')}")
     given = [name for name in ("text_input", "messages", "input_ids") if _given(inputs, name)]
     if not given:
         empty = [name for name in ("text_input", "messages", "input_ids") if name in inputs]

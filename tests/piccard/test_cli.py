@@ -186,6 +186,27 @@ def test_refusal_is_a_sentence_and_changes_nothing(
     assert [line["what"] for line in audit(service)] == [f"init {service.home}"]
 
 
+@pytest.mark.parametrize("command", [("promote", "2"), ("rollback",), ("canary", "set", "--version=2", "--ratio=0.5")])
+@pytest.mark.parametrize("text", [None, "", "canary: two"])
+def test_without_a_policy_nothing_moves(
+    service: Service, piccard: Piccard, command: tuple[str, ...], text: str | None
+) -> None:
+    if command == ("rollback",):
+        piccard(service.home, "promote", "2")
+    before = StateStore(service).read(), stable_target(service)
+    service.policy_file.unlink() if text is None else service.policy_file.write_text(text)
+    result = piccard(service.home, *command, check=False)
+    assert result.returncode == 1
+    assert str(service.policy_file) in result.stderr
+    assert ("doctor --repair" if text is None else "policy.yaml") in result.stderr
+    assert (StateStore(service).read(), stable_target(service)) == before
+
+
+def test_a_ratio_of_minus_zero_is_zero(service: Service, piccard: Piccard) -> None:
+    told = json.loads(piccard(service.home, "canary", "set", "--version=2", "--ratio=-0.0", "--json").stdout)
+    assert told["message"].endswith("gets 0 % of the traffic")
+
+
 def test_no_home(tmp_path: Path, piccard: Piccard) -> None:
     result = piccard(tmp_path / "none", "status", check=False)
     assert result.returncode == 1

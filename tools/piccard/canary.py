@@ -23,6 +23,8 @@ def canary_set(op: Operation, version: int, ratio: float) -> Outcome:
     """
     if not (math.isfinite(ratio) and 0.0 <= ratio <= 1.0):
         raise OperationError(f"--ratio takes 0 to 1, not {ratio:g}", exit_code=2)
+    # Minus zero is zero, and is told so.
+    ratio = abs(ratio)
     state = op.store.read()
     found = record_of(state, version)
     if state.stable == version:

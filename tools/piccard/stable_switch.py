@@ -36,6 +36,8 @@ def switch_stable(op: Operation, version: int, what: str, reason: str) -> None:
     before = op.store.read()
     after = switched(before, version, reason)
     old = before.stable
+    # One that is missing or broken is told before anything moves.
+    load_policy(op.service)
     policy_text = op.service.policy_file.read_text(encoding="utf-8")
     with op.recorded(what, _roles(before), _roles(after)) as steps:
         steps.do(
