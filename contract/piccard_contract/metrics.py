@@ -106,7 +106,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("piccard_sequences_running", "gauge", ("service", "version"), "Sequences that run.", "version"),
     MetricSpec("piccard_sequences_waiting", "gauge", ("service", "version"), "Sequences that wait.", "version"),
     MetricSpec("piccard_cache_blocks_free", "gauge", ("service", "version"), "Free blocks of the cache.", "version"),
-    MetricSpec("piccard_cache_blocks_total", "gauge", ("service", "version"), "Blocks of the cache.", "version"),
+    MetricSpec("piccard_cache_blocks", "gauge", ("service", "version"), "Blocks of the cache.", "version"),
 )
 
 METRIC_SPECS = {spec.name: spec for spec in METRICS}

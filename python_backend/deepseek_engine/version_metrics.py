@@ -17,7 +17,7 @@ _GAUGES = {
     "piccard_sequences_running": "running",
     "piccard_sequences_waiting": "waiting",
     "piccard_cache_blocks_free": "free_blocks",
-    "piccard_cache_blocks_total": "total_blocks",
+    "piccard_cache_blocks": "total_blocks",
 }
 
 

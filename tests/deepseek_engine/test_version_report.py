@@ -84,4 +84,4 @@ def test_samples_are_those_of_the_contract_with_totals_and_states() -> None:
     assert samples["piccard_prompt_tokens_total"] == (labels, 5.0)
     assert samples["piccard_generated_tokens_total"] == (labels, 3.0)
     assert samples["piccard_sequences_running"] == (labels, 0.0)
-    assert samples["piccard_cache_blocks_total"] == (labels, 9.0)
+    assert samples["piccard_cache_blocks"] == (labels, 9.0)
