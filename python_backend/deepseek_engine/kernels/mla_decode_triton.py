@@ -400,7 +400,7 @@ TILINGS = (
     Tiling("rows64_sm90", 64, 64, 8, 2, (HOPPER,), _ANY, stack_bytes=64),
     Tiling("rows16_sm80", 16, 32, 8, 4, (AMPERE,), _ANY),
     Tiling("rows16_sm89", 16, 32, 8, 3, (ADA,), _ANY, stack_bytes=8),
-    Tiling("narrow64", 16, 32, 4, 3, (AMPERE, ADA, HOPPER), _ANY, rank=64, rotary=64, blocks=2),
+    Tiling("narrow64", 16, 32, 4, 3, (AMPERE, ADA, HOPPER), _ANY, rank=64, rotary=64, blocks=2, pages=(64, 16, 0)),
     Tiling("narrow256", 16, 32, 4, 3, (AMPERE, ADA, HOPPER), _ANY, rank=256, rotary=64, pages=(64, 16)),
 )
 _POINTERS = ("q_ptr", "q_pe_ptr", "cache_ptr", "out_ptr", "part_ptr")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("triton")
+
 FILES = sorted(Path(__file__).parent.glob("test_*_triton.py"))
 
 

@@ -93,8 +93,9 @@ def test_deepseek_widths(page: int, dtype: torch.dtype) -> None:
     check(Case([1, 65, 200], [1, 1, 1], 16, 512, 64, page, dtype))
 
 
-@pytest.mark.parametrize("heads", [1, 3, 16, 20, 64])
-@pytest.mark.parametrize("queries", [[1, 1], [3, 2], [8, 5]], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "queries"), [(1, [1, 1]), (3, [8, 5]), (16, [1, 1]), (20, [3, 2]), (64, [3, 2])], ids=str
+)
 def test_heads_and_causal_query_tokens(heads: int, queries: list[int]) -> None:
     check(Case([37, 130], queries, heads, 512, 64, 32, DTYPES[1]))
 
@@ -109,9 +110,9 @@ def test_other_latent_widths(rank: int, rotary: int, dtype: torch.dtype) -> None
     check(Case([50, 7], [2, 1], 4, rank, rotary, 16, dtype))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 7, 40])
+@pytest.mark.parametrize("workers", [1, 7, 40])
 def test_any_number_of_spans_gives_the_same(workers: int) -> None:
-    check(Case([300, 1, 64, 129], [1, 1, 1, 1], 16, 64, 64, 32, DTYPES[1]), workers=workers)
+    check(Case([300, 1, 64, 129], [1, 1, 1, 1], 16, 64, 64, 64, DTYPES[1]), workers=workers)
 
 
 def test_a_padded_row_and_early_queries_without_keys_are_empty() -> None:
@@ -137,7 +138,7 @@ def test_every_tiling(tiling: kernels.Tiling) -> None:
 @given(
     lengths=st.lists(st.integers(0, 150), min_size=1, max_size=5),
     workers=st.integers(1, 9),
-    page=st.sampled_from((16, 32, 0)),
+    page=st.sampled_from((16, 64, 0)),
     data=st.data(),
 )
 def test_any_lengths(lengths: list[int], workers: int, page: int, data: st.DataObject) -> None:
@@ -146,7 +147,7 @@ def test_any_lengths(lengths: list[int], workers: int, page: int, data: st.DataO
 
 
 def test_spans_cover_every_tile_once() -> None:
-    case = Case([300, 0, 64, 129], [1, 1, 1, 1], 4, 64, 16, 32, DTYPES[0])
+    case = Case([300, 0, 64, 129], [1, 1, 1, 1], 4, 64, 16, 64, DTYPES[0])
     plan = case.plan(workers=5)
     tile = plan.variant.constants["TILE"]
     span, *ends = plan.plan[:6].tolist()
