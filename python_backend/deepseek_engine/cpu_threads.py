@@ -11,6 +11,8 @@ def compute_threads() -> int:
 
     Threads of a parallel loop spin while they wait for one that was not scheduled: as many of them as processors, with
     the server's own threads beside them, made 32 streams on two processors two to three times slower than one thread.
+    So does any other busy process: `piccard generate` on two of two busy processors fell from 44 to 3 tokens a second.
+    An idle processor brought the demo checkpoint nothing at 8 sequences, whose products are too small to share.
     """
     chosen = os.environ.get("OMP_NUM_THREADS", "")
     if chosen.isdigit() and int(chosen) > 0:

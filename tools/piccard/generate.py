@@ -47,10 +47,11 @@ def open_checkpoint(checkpoint: Path, settings: dict[str, Any], progress: Progre
     except ValidationError as error:
         raise OperationError(explain(error), exit_code=2) from error
     # torch takes seconds to import; only here is it needed.
+    from deepseek_engine.cpu_threads import compute_threads
     from deepseek_engine.torch_version import open_torch
 
     try:
-        return open_torch(file, checkpoint=checkpoint.absolute(), progress=progress)
+        return open_torch(file, checkpoint=checkpoint.absolute(), progress=progress, threads=compute_threads())
     except (OSError, ValueError) as error:
         raise OperationError(f"{checkpoint} cannot be run: {error}") from error
 

@@ -8,6 +8,8 @@ no particular order. Sources: DeepSeek-V2 (arXiv:2405.04434, section 2.2) and De
 import torch
 from torch import Tensor
 
+from deepseek_engine.kernels.scalar import scalar
+
 
 def greedy(logits: Tensor, *, top_k: int, normalize: bool, scaling: float) -> tuple[Tensor, Tensor]:
     """The top_k of softmax(logits): V2-Lite."""
@@ -48,12 +50,15 @@ def within_best_groups(scores: Tensor, group_scores: Tensor, topk_groups: int) -
 
     -inf, not 0: a biased score may be negative, and 0 would then bring a dropped group back.
     """
-    best = torch.topk(group_scores, topk_groups, dim=-1, sorted=False)[1]
-    penalty = torch.full_like(group_scores, float("-inf")).scatter_(-1, best, 0.0)
-    return (scores.view(*group_scores.shape, -1) + penalty.unsqueeze(-1)).view_as(scores)
+    groups = group_scores.shape[-1]
+    dropped = torch.topk(group_scores, groups - topk_groups, dim=-1, largest=False, sorted=False)[1].unsqueeze(-1)
+    grouped = scores.view(-1, groups, scores.shape[-1] // groups)
+    return grouped.scatter(1, dropped.expand(-1, -1, grouped.shape[2]), float("-inf")).view_as(scores)
 
 
 def _scaled(weights: Tensor, normalize: bool, scaling: float) -> Tensor:
     if normalize:
-        return (weights / weights.sum(-1, keepdim=True).add_(1e-20)).mul_(scaling)
+        # The smallest sum is that of DeepSeek's code, so that no choice divides by 0.
+        sums = weights.sum(-1, keepdim=True).add_(scalar(1e-20, weights.device))
+        return weights * torch.div(scalar(scaling, weights.device), sums)
     return weights * scaling

@@ -11,6 +11,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from deepseek_engine.kernels.scalar import scalar
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * cast(x / sqrt(mean(x^2) + eps)), over the last dimension.
@@ -18,9 +20,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x [..., D] and weight [D] of one dtype; returns x's shape and dtype.
     """
     wide = _wide(x)
-    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    scale = torch.addcmul(_constant(eps, x.device), norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
-    return weight * (wide * scale).to(x.dtype)
+    if x.dim() == 2:
+        # One product and not three operators.
+        scale = torch.addmm(scalar(eps, x.device), wide * wide, _averaging(x.shape[-1], x.device)).rsqrt_()
+    else:
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = torch.addcmul(scalar(eps, x.device), norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
+    return (wide * scale).to(x.dtype).mul_(weight)
 
 
 @dataclass(slots=True)
@@ -56,15 +62,16 @@ class SegmentNorm:
     def forward(self, x: Tensor) -> Tensor:
         """x [T, N]; returns its shape and dtype."""
         wide = _wide(x)
-        scales = torch.addmm(_constant(self.eps, x.device), wide.square(), self.mean).rsqrt_()
+        scales = torch.addmm(scalar(self.eps, x.device), wide * wide, self.mean).rsqrt_()
         normalised = torch.addmm(self.passing, scales, self.spread).mul_(wide)
-        return self.weight * normalised.to(x.dtype)
+        return normalised.to(x.dtype).mul_(self.weight)
 
 
 def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float32 else x.float()
 
 
-@lru_cache(maxsize=64)
-def _constant(value: float, device: torch.device) -> Tensor:
-    return torch.tensor(value, device=device)
+@lru_cache(maxsize=16)
+def _averaging(width: int, device: torch.device) -> Tensor:
+    """[width, 1] of 1 / width."""
+    return torch.full((width, 1), 1.0 / width, device=device)

@@ -7,4 +7,4 @@ from torch import Tensor
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up for gate_up [..., 2 * I] = [gate | up]; returns [..., I] (Shazeer, arXiv:2002.05202)."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return F.silu(gate).mul_(up)

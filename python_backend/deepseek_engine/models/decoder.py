@@ -12,7 +12,7 @@ from deepseek_engine.batch import Batch
 from deepseek_engine.cache_spec import Cache, CacheSpec, LayerCache
 from deepseek_engine.kernels import rope
 from deepseek_engine.kernels.attention_plan import AttentionPlan, attention_plan
-from deepseek_engine.kernels.linear import input_major, linear
+from deepseek_engine.kernels.linear import input_major, linear, packed
 from deepseek_engine.kernels.rms_norm import rms_norm
 from deepseek_engine.models.config import ModelConfig
 from deepseek_engine.models.rope_frequencies import rope_frequencies, rotation_factor
@@ -64,7 +64,8 @@ class Decoder:
         self.layers = [_load_layer(checkpoint, config, layer, load_layer) for layer in range(config.num_hidden_layers)]
         self.norm = checkpoint.tensor("model.norm.weight", config.hidden_size)
         tied = config.tie_word_embeddings
-        self.lm_head = input_major(self.embedding if tied else checkpoint.tensor("lm_head.weight", *vocabulary))
+        lm_head = self.embedding if tied else checkpoint.tensor("lm_head.weight", *vocabulary)
+        self.lm_head = packed(input_major(lm_head))
         self._inv_freq = rope_frequencies(config.rope, rotary_dim).to(checkpoint.device)
         self._rotation_factor = rotation_factor(config.rope)
 

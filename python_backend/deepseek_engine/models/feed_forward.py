@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from deepseek_engine.kernels.linear import input_major, linear
+from deepseek_engine.kernels.linear import Weight, add_linear, input_major, linear, packed
 from deepseek_engine.kernels.swiglu import swiglu
 from deepseek_engine.models.weights import Checkpoint
 
@@ -14,9 +13,9 @@ from deepseek_engine.models.weights import Checkpoint
 class FeedForward:
     """residual + down(silu(gate(x)) * up(x))."""
 
-    gate_up: Tensor
+    gate_up: Weight
     """[hidden, 2 * I]: both projections as one product."""
-    down: Tensor
+    down: Weight
     """[I, hidden]."""
 
     @classmethod
@@ -24,7 +23,7 @@ class FeedForward:
         gate = checkpoint.tensor(f"{prefix}.gate_proj.weight", intermediate, hidden)
         up = checkpoint.tensor(f"{prefix}.up_proj.weight", intermediate, hidden)
         down = checkpoint.tensor(f"{prefix}.down_proj.weight", hidden, intermediate)
-        return cls(gate_up=input_major(gate, up), down=input_major(down))
+        return cls(gate_up=packed(input_major(gate, up)), down=packed(input_major(down)))
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        return torch.addmm(residual, swiglu(linear(x, self.gate_up)), self.down)
+        return add_linear(residual, swiglu(linear(x, self.gate_up)), self.down)

@@ -8,7 +8,7 @@ from torch import Tensor
 from deepseek_engine.cache_spec import LayerCache
 from deepseek_engine.kernels import rope
 from deepseek_engine.kernels.attention_plan import AttentionPlan
-from deepseek_engine.kernels.linear import input_major, linear
+from deepseek_engine.kernels.linear import Weight, add_linear, input_major, linear, packed
 from deepseek_engine.kernels.paged_attention import paged_attention
 from deepseek_engine.kernels.rms_norm import rms_norm
 from deepseek_engine.models.config import LlamaConfig
@@ -20,12 +20,12 @@ class GroupedAttention:
     """Grouped-query attention, with bias on q, k and v (Qwen2) or a norm on each query and key head (Qwen3)."""
 
     config: LlamaConfig
-    qkv: Tensor
+    qkv: Weight
     """[hidden, (H + 2 * K) * d]; the columns of q and k are ordered so that rotary pairs lie together."""
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    proj_out: Tensor
+    proj_out: Weight
     """[H * d, hidden]."""
     proj_out_bias: Tensor | None
 
@@ -45,11 +45,11 @@ class GroupedAttention:
         proj_out_bias = checkpoint.tensor(f"{prefix}.o_proj.bias", hidden) if config.attention_bias else None
         return cls(
             config=config,
-            qkv=input_major(*_ordered(weights, pairs)),
+            qkv=packed(input_major(*_ordered(weights, pairs))),
             qkv_bias=torch.cat(_ordered(biases, pairs)) if biases else None,
             q_norm=norms[0] if norms else None,
             k_norm=norms[1] if norms else None,
-            proj_out=input_major(checkpoint.tensor(f"{prefix}.o_proj.weight", hidden, heads["q_proj"] * d)),
+            proj_out=packed(input_major(checkpoint.tensor(f"{prefix}.o_proj.weight", hidden, heads["q_proj"] * d))),
             proj_out_bias=proj_out_bias,
         )
 
@@ -69,7 +69,7 @@ class GroupedAttention:
         mixed = paged_attention(qk.narrow(1, 0, heads), keys, values, plan, d**-0.5)
         if self.proj_out_bias is not None:
             residual = residual + self.proj_out_bias
-        return torch.addmm(residual, mixed, self.proj_out)
+        return add_linear(residual, mixed, self.proj_out)
 
 
 def _ordered(parts: dict[str, Tensor], pairs: Tensor) -> list[Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from deepseek_engine.cache_spec import LayerCache
 from deepseek_engine.kernels import rope
 from deepseek_engine.kernels.attention_plan import AttentionPlan
-from deepseek_engine.kernels.linear import input_major, linear
+from deepseek_engine.kernels.linear import Weight, add_linear, input_major, linear, packed
 from deepseek_engine.kernels.mla_attention import mla_attention, mla_decode
 from deepseek_engine.kernels.rms_norm import SegmentNorm
 from deepseek_engine.models.config import DeepseekConfig
@@ -36,16 +36,16 @@ class LatentAttention:
 
     config: DeepseekConfig
     scale: float
-    proj_in: Tensor
+    proj_in: Weight
     """[hidden, (q_lora or H * (nope + rope)) + kv_lora + rope]: what reads the hidden state, as one product."""
     proj_in_bias: Tensor | None
     norm: SegmentNorm
     """Of proj_in's q_lora and kv_lora columns."""
-    q_b: Tensor | None
+    q_b: Weight | None
     """[q_lora, H * (nope + rope)]; None for a model without query compression."""
     kv_b: Tensor
     """[H, nope + v, kv_lora]."""
-    proj_out: Tensor
+    proj_out: Weight
     """[H * v, hidden]."""
     proj_out_bias: Tensor | None
     absorbed: "AbsorbedProjections | None"
@@ -73,12 +73,12 @@ class LatentAttention:
         return cls(
             config=config,
             scale=softmax_scale(config),
-            proj_in=input_major(*weights),
+            proj_in=packed(input_major(*weights)),
             proj_in_bias=torch.cat(biases) if config.attention_bias else None,
             norm=SegmentNorm.over(q_in[1] + kv_in[1], norms, LATENT_NORM_EPS),
-            q_b=q_b,
+            q_b=packed(q_b) if q_b is not None else None,
             kv_b=kv_b,
-            proj_out=proj_out,
+            proj_out=packed(proj_out),
             proj_out_bias=proj_out_bias,
             absorbed=AbsorbedProjections.of(q_b, kv_b, proj_out, config.qk_nope_head_dim),
         )
@@ -104,7 +104,7 @@ class LatentAttention:
         q = q.view(-1, config.num_attention_heads, nope + rotary)
         rope.rotate_pairs_(q.narrow(2, nope, rotary), rotation)
         mixed = mla_attention(q, latents, self.kv_b, plan, self.scale, nope)
-        return torch.addmm(residual, mixed, self.proj_out)
+        return add_linear(residual, mixed, self.proj_out)
 
 
 @dataclass(slots=True)

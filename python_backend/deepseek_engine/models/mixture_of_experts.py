@@ -7,7 +7,7 @@ from torch import Tensor
 
 from deepseek_engine.kernels import moe_gate
 from deepseek_engine.kernels.linear import input_major, linear
-from deepseek_engine.kernels.moe_experts import moe_experts
+from deepseek_engine.kernels.moe_experts import DenseExperts, moe_experts
 from deepseek_engine.models.config import DeepseekConfig
 from deepseek_engine.models.weights import Checkpoint
 
@@ -25,6 +25,8 @@ class MixtureOfExperts:
     """[hidden, E + shared, 2 * I]."""
     down: Tensor
     """[E + shared, I, hidden]."""
+    dense: DenseExperts | None
+    """The same weights packed for few tokens, in a small model."""
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, config: DeepseekConfig) -> "MixtureOfExperts":
@@ -39,11 +41,13 @@ class MixtureOfExperts:
             bias=bias,
             gate_up=gate_up,
             down=down,
+            dense=DenseExperts.packed(gate_up, down, config.n_shared_experts, config.num_experts_per_tok),
         )
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         weights, experts = self.route(x)
-        return moe_experts(x, residual, weights, experts, self.gate_up, self.down, self.config.n_shared_experts)
+        shared = self.config.n_shared_experts
+        return moe_experts(x, residual, weights, experts, self.gate_up, self.down, shared, self.dense)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights float32 [T, top_k] and experts int64 [T, top_k]."""

@@ -1,5 +1,6 @@
 """Every family gives transformers' logits, however its tokens are cut into steps."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import torch
 from deepseek_engine.kernels import moe_experts
 from deepseek_engine.models import latent_attention, load_model
 from paged_sequences import PagedSequences, chunked_logits
-from random_checkpoints import FAMILIES, VARIANTS, random_token_ids
+from random_checkpoints import FAMILIES, VARIANTS, load_oracle, oracle_logits, random_token_ids
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 TOLERANCE = 1e-4
@@ -35,6 +37,19 @@ def test_logits_for_every_chunk_size(
 ) -> None:
     model = load_model(checkpoint_folder(family), dtype=torch.float32)
     assert difference(chunked_logits(model, TOKENS, chunk), expected_logits(family, TOKENS)) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["v2_lite", "v3", "qwen2"])
+def test_weights_that_are_packed(family: str, checkpoint_folder: Folder, tmp_path: Path) -> None:
+    """Weights from bfloat16, as real checkpoints have them, are multiplied in their packed form."""
+    shutil.copy(checkpoint_folder(family) / "config.json", tmp_path)
+    weights = load_file(checkpoint_folder(family) / "model.safetensors")
+    rounded = {name: weight.bfloat16().float() for name, weight in weights.items()}
+    save_file(rounded, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model = load_model(tmp_path, dtype=torch.float32)
+    expected = oracle_logits(load_oracle(tmp_path), TOKENS)
+    for chunk in (1, 7, WHOLE):
+        assert difference(chunked_logits(model, TOKENS, chunk), expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("chunk", [1, 16])
