@@ -84,11 +84,17 @@ class GatewayClaims(_Part):
 
 
 class Attempt(_Part):
-    """What the router tells a version about an attempt; clients may not set it."""
+    """What the router tells a version about an attempt; clients may not set it.
+
+    Attributes:
+        router, process: owner and process id of the router, which says whether somebody still reads the answer.
+    """
 
     cancel_token: str
     tenant: str = ""
     priority: int = 0
+    router: str = Field(default="", pattern=r"^[a-z0-9_.]{0,64}$")
+    process: int = Field(default=0, ge=0)
 
 
 class RequestExtensions(_Part):

@@ -1,5 +1,6 @@
 """One try of one version at one request."""
 
+import os
 from dataclasses import dataclass
 
 from piccard_contract.errors import ErrorCode, RequestError
@@ -68,12 +69,13 @@ class Attempt:
 
 
 def version_request(
-    request: GenerateRequest, *, token: str, claims: GatewayClaims | None, gather: bool
+    request: GenerateRequest, *, token: str, router: str, claims: GatewayClaims | None, gather: bool
 ) -> GenerateRequest:
     """What a version is asked: always a stream, so that failures can be met at any token.
 
     Args:
         token: the attempt's cancel token.
+        router: owner of this process's lock.
         claims: tenant and priority that the gateway vouched for.
         gather: whether the tokens are only gathered, so that large responses serve as well.
     """
@@ -82,7 +84,13 @@ def version_request(
         update={
             "announce": False,
             "gateway": None,
-            "attempt": AttemptKeys(cancel_token=token, tenant=known.tenant, priority=known.priority),
+            "attempt": AttemptKeys(
+                cancel_token=token,
+                tenant=known.tenant,
+                priority=known.priority,
+                router=router,
+                process=os.getpid(),
+            ),
             "coalesce_ms": max(request.extensions.coalesce_ms, GATHER_MS if gather else 0),
         }
     )

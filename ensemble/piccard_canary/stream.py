@@ -364,7 +364,13 @@ class Stream:
             loaded = self._around.loaded().get(version) or LoadedVersion(version, pid=0)
         token = mint_token(version)
         stamp = Stamp(version, reason, token)
-        asked = version_request(request, token=token, claims=self._claims, gather=not self._delivery.passes)
+        asked = version_request(
+            request,
+            token=token,
+            router=self._around.name,
+            claims=self._claims,
+            gather=not self._delivery.passes,
+        )
         attempt = Attempt(loaded, asked, stamp, started=self._around.clock())
         self._record.tried.append(version)
         self._record.served = stamp

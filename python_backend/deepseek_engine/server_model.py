@@ -16,6 +16,7 @@ from piccard_contract.process_lock import ProcessLock
 from piccard_contract.reports import VersionReport
 from piccard_contract.tensors import DATATYPES, OUTPUT_SPECS
 
+from deepseek_engine.callers import Callers
 from deepseek_engine.version import OpenVersion, open_version
 from deepseek_engine.version_metrics import VersionMetrics
 from deepseek_engine.version_report import ReportPublisher
@@ -116,7 +117,12 @@ class VersionModel:
         self._lock.release()
 
     def _serve(self, version: OpenVersion) -> None:
-        self._server = VersionServer(version, number=self._number, on_fatal=lambda: os._exit(FATAL_STATUS))
+        self._server = VersionServer(
+            version,
+            number=self._number,
+            on_fatal=lambda: os._exit(FATAL_STATUS),
+            callers=Callers(self._service.process_lock),
+        )
         self._metrics = VersionMetrics(self._service.name, self._number, self._server.stats)
         self._server.start()
         file = version.file

@@ -3,6 +3,7 @@
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -12,6 +13,7 @@ from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.request import GenerateRequest, parse_request
 from piccard_contract.response import Choice, Response, response_outputs
 
+from deepseek_engine.callers import Callers
 from deepseek_engine.engine_loop import EngineLoop
 from deepseek_engine.failures import failure_of
 from deepseek_engine.flights import Flight, Flights, Reply
@@ -31,6 +33,8 @@ DISCONNECT_POLL_MOST = 0.15
 READER_THREADS = 2
 # How long the last responses of a version that dies may take.
 DEATH_SECONDS = 2.0
+# How long a response to a router that has died may take: one that was on its way when it died never ends.
+ORPHAN_SECONDS = 1.0
 
 
 class VersionServer:
@@ -41,13 +45,19 @@ class VersionServer:
     Args:
         version: what serves.
         number: told as served_version.
-        on_fatal: called when the engine has failed and its requests were answered; it is to end the process.
+        on_fatal: called when the engine has failed and its requests were answered, or when no response can be sent any
+            more; it is to end the process.
+        callers: which routers live; without it all do.
     """
 
-    def __init__(self, version: OpenVersion, *, number: int, on_fatal: Callable[[], None]) -> None:
+    def __init__(
+        self, version: OpenVersion, *, number: int, on_fatal: Callable[[], None], callers: Callers | None = None
+    ) -> None:
         self._version = version
         self._number = number
         self._on_fatal = on_fatal
+        self._callers = callers
+        self._sending: tuple[Flight, float] | None = None
         self._prompts = PromptReader(version.tokenizer, version.vocab_size, version.max_model_len)
         self._loop = EngineLoop(version.backend, on_fatal=self._die, pause=version.pause)
         self._responder = Responder()
@@ -145,8 +155,14 @@ class VersionServer:
         generation = flight.generation
         if final:
             self._flights.remove(flight)
+        if self._orphaned(flight):
+            # Nothing is sent, not even the last response: the request goes with its reply.
+            if not final:
+                self._loop.abort(generation.id, _cancelled("since its router died"))
+            return
         try:
             response = generation.respond(outputs, error)
+            self._sending = (flight, time.monotonic())
             flight.reply.send(response_outputs(response, generation.request.returns, final=final), final=final)
         except Exception as failure:
             _log.exception("a response of request %s could not be sent", generation.request.id)
@@ -155,6 +171,21 @@ class VersionServer:
             else:
                 # It comes back here as the last response.
                 self._loop.abort(generation.id, failure_of(failure))
+        finally:
+            self._sending = None
+
+    def _orphaned(self, flight: Flight) -> bool:
+        """Whether the router that waits for a flight has died."""
+        attempt = flight.generation.request.extensions.attempt
+        return self._callers is not None and self._callers.gone(attempt)
+
+    def _check_sending(self) -> None:
+        """End the process where its only sender hangs on a router that died in the middle of a response."""
+        sending = self._sending
+        if sending is None or time.monotonic() - sending[1] < ORPHAN_SECONDS or not self._orphaned(sending[0]):
+            return
+        _log.critical("a response to a router that died hangs; this process ends, so that it is started again")
+        self._on_fatal()
 
     def _cancel(self, token: str, reply: Reply) -> None:
         flight = self._flights.cancel(token)
@@ -178,6 +209,7 @@ class VersionServer:
 
     def _watch_clients(self) -> None:
         while not self._stopped.is_set():
+            self._check_sending()
             flights = self._flights.wait_direct(timeout=1.0)
             for flight in flights:
                 if self._is_gone(flight):

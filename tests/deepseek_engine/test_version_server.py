@@ -1,14 +1,19 @@
 import json
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from deepseek_engine.callers import Callers
 from deepseek_engine.request import EngineOutput
 from deepseek_engine.scripted.version import open_scripted
 from deepseek_engine.version import OpenVersion
 from deepseek_engine.version_server import VersionServer
+from piccard_contract.process_lock import ProcessLock
+from piccard_contract.request import Attempt
 from piccard_contract.response import parse_response
 from piccard_contract.version_file import VersionFile
 
@@ -288,3 +293,69 @@ def test_after_stop_requests_are_refused() -> None:
     server.start()
     server.stop()
     assert answer(server, text_input="a").status["code"] == "UNAVAILABLE"
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[ProcessLock]:
+    lock = ProcessLock(tmp_path / "router.lock")
+    lock.acquire()
+    yield lock
+    lock.release()
+
+
+def routed(server: VersionServer) -> FakeReply:
+    attempt = {"cancel_token": f"3.{time.monotonic_ns()}", "router": "router", "process": os.getpid()}
+    return ask(server, text_input="a b", stream=True, extensions={"script": ENDLESS, "attempt": attempt})
+
+
+def test_a_router_that_died_is_sent_nothing_and_its_generation_ends(tmp_path: Path, router: ProcessLock) -> None:
+    callers = Callers(lambda owner: tmp_path / f"{owner}.lock")
+    server = VersionServer(scripted_version(), number=1, on_fatal=lambda: None, callers=callers)
+    server.start()
+    try:
+        reply, other = routed(server), ask(server, text_input="c", stream=True, extensions={"script": ENDLESS})
+        assert reply.first.wait(5)
+        assert other.first.wait(5)
+        router.release()
+        wait_until(lambda: server.stats.running == 1)
+        told = len(reply.responses)
+        heard = len(other.responses)
+        wait_until(lambda: len(other.responses) > heard + 3)
+        assert len(reply.responses) == told
+        assert not reply.ended.is_set()
+    finally:
+        server.stop()
+
+
+def test_a_response_that_hangs_on_a_dead_router_ends_the_process(tmp_path: Path, router: ProcessLock) -> None:
+    died, released = threading.Event(), threading.Event()
+    callers = Callers(lambda owner: tmp_path / f"{owner}.lock")
+    server = VersionServer(scripted_version(), number=1, on_fatal=died.set, callers=callers)
+    server.start()
+    try:
+        reply = routed(server)
+        assert reply.first.wait(5)
+        reply.send = lambda outputs, final: released.wait(30)  # type: ignore[method-assign]
+        time.sleep(0.1)
+        # A router that lives may be slow.
+        assert not died.wait(2.5)
+        router.release()
+        assert died.wait(10)
+    finally:
+        released.set()
+        server.stop()
+
+
+def test_another_process_with_the_lock_of_a_dead_router_is_not_it(tmp_path: Path, router: ProcessLock) -> None:
+    callers = Callers(lambda owner: tmp_path / f"{owner}.lock")
+    assert not callers.gone(None)
+    assert not callers.gone(Attempt(cancel_token="a"))
+    assert not callers.gone(Attempt(cancel_token="a", router="router", process=os.getpid()))
+    assert callers.gone(Attempt(cancel_token="a", router="router", process=2**22 + 1))

@@ -1,0 +1,41 @@
+"""Whether the routers that wait for a version's answers still live."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from piccard_contract.process_lock import holder_pid
+from piccard_contract.request import Attempt
+
+# Seconds that a look is believed: a look costs a few system calls, and every response takes one.
+BELIEVED = 0.01
+
+
+class Callers:
+    """Tells the living routers from the dead.
+
+    Triton hands each response to the process that asked for it and waits, for ever where that process has died (seen
+    on 24.10). So a version sends a dead router nothing.
+
+    Args:
+        lock: the file of an owner's process lock.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, lock: Callable[[str], Path], clock: Callable[[], float] = time.monotonic) -> None:
+        self._lock = lock
+        self._clock = clock
+        self._looks: dict[tuple[str, int], tuple[float, bool]] = {}
+
+    def gone(self, attempt: Attempt | None) -> bool:
+        """Whether the router of an attempt has died; False where none is named."""
+        if attempt is None or not attempt.process:
+            return False
+        key = (attempt.router, attempt.process)
+        looked_at, found = self._looks.get(key, (0.0, False))
+        if found or (key in self._looks and self._clock() - looked_at < BELIEVED):
+            return found
+        # Whoever holds the lock after it is another process.
+        dead = holder_pid(self._lock(attempt.router)) != attempt.process
+        self._looks[key] = (self._clock(), dead)
+        return dead
