@@ -1,6 +1,7 @@
 """How the rows of a batch are attended to, worked out once a step and used by every layer."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -133,5 +134,9 @@ def _piece(queries: slice, context: int, dtype: torch.dtype, device: torch.devic
 def _slots(tables: Tensor, length: int, block_size: int) -> Tensor:
     """int64 [rows, length]: the cache slot of each position."""
     blocks = tables[:, : -(-length // block_size)] * block_size
-    offsets = torch.arange(block_size, device=tables.device)
-    return (blocks.unsqueeze(-1) + offsets).flatten(1)[:, :length]
+    return (blocks.unsqueeze(-1) + _offsets(block_size, tables.device)).flatten(1)[:, :length]
+
+
+@lru_cache(maxsize=16)
+def _offsets(block_size: int, device: torch.device) -> Tensor:
+    return torch.arange(block_size, device=device)

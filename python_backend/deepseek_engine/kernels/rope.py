@@ -3,14 +3,16 @@
 import torch
 from torch import Tensor
 
+from deepseek_engine.kernels.scalar import scalar
+
 
 def rotations(positions: Tensor, inv_freq: Tensor, factor: float) -> Tensor:
     """factor * exp(i * position * inv_freq).
 
     positions int64 [T], inv_freq float32 [d / 2]; returns complex64 [T, 1, d / 2], ready to broadcast over heads.
     """
-    angles = positions.to(torch.float32).unsqueeze(-1) * inv_freq
-    return torch.polar(torch.full_like(angles, factor), angles).unsqueeze(1)
+    angles = positions.unsqueeze(-1) * inv_freq
+    return torch.polar(scalar(factor, angles.device).expand_as(angles), angles).unsqueeze(1)
 
 
 def rotate_pairs_(x: Tensor, rotation: Tensor) -> Tensor:
