@@ -57,8 +57,14 @@ class RouterReport(_Report):
 
 
 class AdmissionReport(_Report):
-    """Section `admission`; policy_error is why the last edit of policy.yaml is not in use."""
+    """Section `admission`.
 
+    Attributes:
+        policy: the policy in use, as policy.yaml would hold it.
+        policy_error: why the last edit of policy.yaml is not in use.
+    """
+
+    policy: dict[str, Any] = Field(default_factory=dict)
     policy_error: str = ""
     samples: Samples = Field(default_factory=list)
 

@@ -110,8 +110,11 @@ class AdmissionModel:
 
     def _report(self) -> dict[str, Any]:
         # A broken edit is told even when no request comes.
-        self._process.policy.current()
-        return AdmissionReport(policy_error=self._process.policy.error, samples=self._counters.samples()).model_dump()
+        policy = self._process.policy.current().model_dump(mode="json", by_alias=True)
+        report = AdmissionReport(
+            policy=policy, policy_error=self._process.policy.error, samples=self._counters.samples()
+        )
+        return report.model_dump()
 
 
 class RouterModel:

@@ -186,20 +186,29 @@ def test_refusal_is_a_sentence_and_changes_nothing(
     assert [line["what"] for line in audit(service)] == [f"init {service.home}"]
 
 
-@pytest.mark.parametrize("command", [("promote", "2"), ("rollback",), ("canary", "set", "--version=2", "--ratio=0.5")])
 @pytest.mark.parametrize("text", [None, "", "canary: two"])
-def test_without_a_policy_nothing_moves(
+def test_without_a_policy_no_canary_is_set(service: Service, piccard: Piccard, text: str | None) -> None:
+    before = StateStore(service).read()
+    service.policy_file.unlink() if text is None else service.policy_file.write_text(text)
+    result = piccard(service.home, "canary", "set", "--version=2", "--ratio=0.5", check=False)
+    assert result.returncode == 1
+    assert str(service.policy_file) in result.stderr
+    assert "canary off" in result.stderr
+    assert StateStore(service).read() == before
+
+
+@pytest.mark.parametrize("command", [("promote", "2"), ("rollback",), ("canary", "off")])
+@pytest.mark.parametrize("text", [None, "", "canary: two"])
+def test_no_edit_of_the_policy_stands_in_the_way(
     service: Service, piccard: Piccard, command: tuple[str, ...], text: str | None
 ) -> None:
     if command == ("rollback",):
         piccard(service.home, "promote", "2")
-    before = StateStore(service).read(), stable_target(service)
     service.policy_file.unlink() if text is None else service.policy_file.write_text(text)
-    result = piccard(service.home, *command, check=False)
-    assert result.returncode == 1
-    assert str(service.policy_file) in result.stderr
-    assert ("doctor --repair" if text is None else "policy.yaml") in result.stderr
-    assert (StateStore(service).read(), stable_target(service)) == before
+    piccard(service.home, *command)
+    wanted = {("promote", "2"): 2}.get(command, 1)
+    assert (StateStore(service).read().stable, stable_target(service)) == (wanted, wanted)
+    assert load_policy(service).canary is None
 
 
 def test_a_ratio_of_minus_zero_is_zero(service: Service, piccard: Piccard) -> None:

@@ -4,8 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from piccard.errors import OperationError
-from piccard.policy_store import load_policy, update_policy
+from piccard.policy_store import load_policy, mend_policy, update_policy
 from piccard_contract.home import Service
+from piccard_contract.live_state import LiveState
+from piccard_contract.policy import Policy
+from piccard_contract.reports import AdmissionReport
 
 COMMENTED = """\
 # Ours since the incident of May.
@@ -57,3 +60,32 @@ def test_any_value_is_read_back(tmp_path_factory: pytest.TempPathFactory, canary
     policy = load_policy(service)
     assert (policy.canary, policy.traffic_ratio, policy.salt) == (canary, ratio, salt)
     assert policy.deadlines.first_token == 20
+
+
+@pytest.mark.parametrize("text", [None, "traffic_ratio: 5\n", "a: [\n", "- 1\n"])
+def test_what_cannot_be_used_gives_way_to_the_policy_in_use(service: Service, text: str | None) -> None:
+    in_use = Policy(canary=2, traffic_ratio=0.5, header="X-Beta")
+    live = LiveState(service.live_state, service.run_folder)
+    live.writer("admission").publish(AdmissionReport(policy=in_use.model_dump(mode="json", by_alias=True)).model_dump())
+    live.close()
+    if text is None:
+        service.policy_file.unlink()
+    else:
+        service.policy_file.write_text(text)
+
+    assert "written in its place" in mend_policy(service)
+    assert load_policy(service) == in_use
+    broken = service.policy_file.with_suffix(".yaml.broken")
+    assert (broken.read_text() if broken.exists() else None) == text
+
+
+def test_without_a_policy_in_use_there_is_no_canary(service: Service) -> None:
+    service.policy_file.write_text("traffic_ratio: 5\n")
+    mend_policy(service)
+    assert load_policy(service) == Policy()
+
+
+def test_a_good_policy_is_left_alone(service: Service) -> None:
+    before = service.policy_file.read_text()
+    assert mend_policy(service) == ""
+    assert service.policy_file.read_text() == before

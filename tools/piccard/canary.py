@@ -9,7 +9,7 @@ from piccard.durable_file import write_durably
 from piccard.errors import OperationError
 from piccard.operation import Operation, check_serves, record_of
 from piccard.outcome import Outcome
-from piccard.policy_store import load_policy, new_salt, update_policy
+from piccard.policy_store import load_policy, mend_policy, new_salt, update_policy
 
 
 def canary_set(op: Operation, version: int, ratio: float) -> Outcome:
@@ -48,6 +48,8 @@ def canary_set(op: Operation, version: int, ratio: float) -> Outcome:
 
 def canary_off(op: Operation) -> Outcome:
     """End the canary; its version stays loaded."""
+    if not op.dry_run and (trouble := mend_policy(op.service)):
+        op.tell(trouble)
     state, policy = op.store.read(), load_policy(op.service)
     if state.canary is None and policy.canary is None and policy.traffic_ratio == 0.0:
         return Outcome("canary off", op.service.name, False, "there is no canary", op.dry_run)

@@ -6,6 +6,7 @@ import secrets
 from typing import Any
 
 from piccard_contract.home import Service
+from piccard_contract.live_state import LiveState, LiveStateError
 from piccard_contract.policy import Policy, PolicyError, parse_policy, read_policy
 
 from piccard.durable_file import write_durably
@@ -21,9 +22,56 @@ def load_policy(service: Service) -> Policy:
     try:
         return read_policy(service.policy_file)
     except FileNotFoundError:
-        raise OperationError(f"{service.policy_file} is missing; run `piccard doctor --repair`") from None
+        raise OperationError(f"{service.policy_file} is missing; `piccard canary off` writes it anew") from None
     except (OSError, PolicyError) as error:
-        raise OperationError(f"{service.policy_file}: {error}") from error
+        told = str(error).removeprefix("policy.yaml: ").removeprefix("policy.yaml ")
+        raise OperationError(
+            f"{service.policy_file}: {told}; mend it, or `piccard canary off` writes it anew"
+        ) from error
+
+
+def mend_policy(service: Service) -> str:
+    """Make a policy.yaml that is missing or broken usable, so that no edit stands in the way of a rollback.
+
+    What is written is the policy in use, as admission published it last, or the default one. Broken text is kept beside
+    it, in policy.yaml.broken.
+
+    Returns:
+        A sentence for people; empty where nothing was wrong.
+    """
+    try:
+        load_policy(service)
+        return ""
+    except OperationError as error:
+        trouble = " ".join(str(error).partition("; mend it")[0].partition("; `piccard")[0].split())
+    try:
+        text = service.policy_file.read_bytes()
+    except FileNotFoundError:
+        kept = ""
+    else:
+        broken = service.policy_file.with_suffix(".yaml.broken")
+        broken.write_bytes(text)
+        kept = f"; what it held is in {broken}"
+    write_policy(service, policy_in_use(service))
+    return f"{trouble}: the policy that was in use was written in its place{kept}"
+
+
+def policy_in_use(service: Service) -> Policy:
+    """The policy that the service goes by, as its admission published it last; else the default one."""
+    if not service.live_state.exists():
+        return Policy()
+    try:
+        live = LiveState(service.live_state, service.run_folder)
+    except LiveStateError:
+        return Policy()
+    try:
+        sections = [section for section in live.sections("admission") if section.data.get("policy")]
+    finally:
+        live.close()
+    if not sections:
+        return Policy()
+    newest = max(sections, key=lambda section: (section.alive, section.updated_at))
+    return Policy.model_validate(newest.data["policy"])
 
 
 def new_salt() -> str:

@@ -7,7 +7,7 @@ from piccard_contract.lifecycle import IllegalMoveError, ServiceState, VersionSt
 from piccard.durable_file import write_durably
 from piccard.errors import OperationError
 from piccard.operation import Operation
-from piccard.policy_store import load_policy, update_policy
+from piccard.policy_store import load_policy, mend_policy, update_policy
 from piccard.repository import configured_versions, point_stable, stable_target, write_stable_config
 
 
@@ -36,8 +36,10 @@ def switch_stable(op: Operation, version: int, what: str, reason: str) -> None:
     before = op.store.read()
     after = switched(before, version, reason)
     old = before.stable
-    # One that is missing or broken is told before anything moves.
-    load_policy(op.service)
+    # No edit of the policy may stand in the way of a rollback.
+    trouble = mend_policy(op.service)
+    if trouble:
+        op.tell(trouble)
     policy_text = op.service.policy_file.read_text(encoding="utf-8")
     with op.recorded(what, _roles(before), _roles(after)) as steps:
         steps.do(

@@ -7,7 +7,7 @@ from piccard_contract.live_state import LiveState, LiveStateError, Section
 
 from piccard.errors import OperationError
 from piccard.operation import Operation
-from piccard.policy_store import load_policy
+from piccard.policy_store import load_policy, policy_in_use
 from piccard.repository import stable_target
 
 
@@ -69,10 +69,11 @@ def _server(sections: dict[str, Section]) -> dict[str, Any] | None:
 
 
 def _policy(service: Service) -> dict[str, Any]:
+    """The policy in use; `error` says why that is not what policy.yaml holds."""
     try:
         return load_policy(service).model_dump(mode="json", by_alias=True)
     except OperationError as error:
-        return {"error": str(error)}
+        return {**policy_in_use(service).model_dump(mode="json", by_alias=True), "error": str(error)}
 
 
 def _value(sections: dict[str, Section], owner: str, key: str, default: Any) -> Any:

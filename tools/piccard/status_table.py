@@ -29,9 +29,13 @@ def print_status(found: dict[str, Any], console: Console) -> None:
             version["reason"],
         )
     console.print(table)
-    for problem in (found["policy_error"], policy.get("error", "")):
-        if problem:
-            console.print(f"policy.yaml is not in use: {problem}", highlight=False, soft_wrap=True)
+    problem = policy.get("error") or found["policy_error"]
+    if problem:
+        console.print(f"policy.yaml is not in use: {problem}", highlight=False, soft_wrap=True)
+    revivals = {owner: count for owner, count in ((server or {}).get("revivals") or {}).items() if count}
+    if revivals:
+        told = ", ".join(f"{owner} {count}" for owner, count in sorted(revivals.items()))
+        console.print(f"started again after a death: {told}", highlight=False, soft_wrap=True)
 
 
 def _cell(value: Any) -> str:
