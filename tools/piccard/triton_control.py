@@ -7,6 +7,7 @@ the stable version alone.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 # Seconds for calls that only ask.
 _ASK = 10.0
+
+# The Python backend's traceback: a heading and an indented line a frame.
+_FRAMES = re.compile(r"\s*\n\s*At:\n(?:[ \t]+[^\n]*(?:\n|$))*")
 
 
 class LoadError(OperationError):
@@ -119,7 +123,10 @@ class TritonControl:
         for version in wanted:
             entry = entries.get(version)
             if entry is None or not entry.ready:
-                reason = (entry.reason if entry else "") or "it is not in the server's index; is its folder complete?"
+                reason = (
+                    server_words(entry.reason if entry else "")
+                    or "it is not in the server's index; is its folder complete?"
+                )
                 raise LoadError(f"version {version} of {model} is not loaded: {reason}")
 
     def load_plain(self, service: Service, model: str) -> None:
@@ -193,5 +200,10 @@ def connect(home: Path, services: Iterable[Service]) -> TritonControl | None:
 
 def _reason(error: Any) -> str:
     """The server's words, without the wrapping that gRPC and Triton put around them."""
-    text = error.message() or str(error)
+    return server_words(error.message() or str(error))
+
+
+def server_words(text: str) -> str:
+    """What the server says of a failure in one line, without the frames that the Python backend puts after it."""
+    text = _FRAMES.sub("", text).rstrip("; \n")
     return " ".join(text.replace("failed to load", "did not load", 1).split())
