@@ -11,11 +11,18 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(args=arguments)
     except OperationError as error:
-        for line in str(error).splitlines():
-            print(f"piccard: {line}", file=sys.stderr)
-        for note in getattr(error, "__notes__", ()):
-            print(f"piccard: {note}", file=sys.stderr)
+        _tell(str(error), error)
         sys.exit(error.exit_code)
+    except OSError as error:
+        # A full or read-only disk, or a folder of somebody else's: what was begun is undone by now.
+        where = f": {error.filename}" if error.filename else ""
+        _tell(f"{error.strerror or error}{where}; what was begun is undone", error)
+        sys.exit(1)
+
+
+def _tell(message: str, error: BaseException) -> None:
+    for line in (*message.splitlines(), *getattr(error, "__notes__", ())):
+        print(f"piccard: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import partial
 
 from piccard_contract.home import version_owner
-from piccard_contract.lifecycle import ServiceState, VersionState
+from piccard_contract.lifecycle import SERVING_STATES, ServiceState, VersionState, now
 from piccard_contract.live_state import LiveState
 from piccard_contract.process_lock import is_held
 
@@ -22,7 +23,10 @@ from piccard.repository import (
     stable_target,
     write_service,
 )
-from piccard.version_loading import add_version, drop_version, move
+from piccard.triton_control import supervisor_phase
+from piccard.version_loading import add_version, drop_version, forget, load_version, move
+
+_UNPROVEN = frozenset({VersionState.STAGED, VersionState.LOADING, VersionState.PROBING})
 
 
 def stable_findings(op: Operation, state: ServiceState) -> Iterator[Finding]:
@@ -53,19 +57,35 @@ def policy_findings(op: Operation, state: ServiceState) -> Iterator[Finding]:
         yield Finding("policy", str(error), "mend it; routers go on with the last good one until they restart")
         return
     if policy.canary != state.canary:
-        values = {"canary": state.canary, **({} if state.canary else {"traffic_ratio": 0.0})}
+        # The ratio there was meant for another version.
+        values = {"canary": state.canary, "traffic_ratio": 0.0}
         yield Finding(
             "policy",
             f"{op.service.policy_file} names canary {policy.canary}, state.json {state.canary}",
-            "`piccard canary set`, or --repair, which follows state.json",
+            "`piccard canary set`, or --repair, which follows state.json and sets the ratio to 0",
             lambda: update_policy(op.service, **values),
         )
 
 
 def interrupted_findings(op: Operation, state: ServiceState) -> Iterator[Finding]:
     """Versions that were left half way."""
+    if state.previous is not None and state.previous_since and datetime.fromisoformat(state.previous_since) > _now():
+        yield Finding(
+            "clock",
+            f"version {state.previous} became previous at {state.previous_since}, which is yet to come",
+            "set the clock right, or --repair, which counts its bake time from now",
+            partial(_bake_from_now, op),
+        )
     for number, record in sorted(state.versions.items()):
         lives = is_held(op.service.process_lock(version_owner(number)))
+        if record.state is VersionState.STAGED and not op.service.version_folder(number).is_dir():
+            yield Finding(
+                "interrupted",
+                f"the publication of version {number} ended before its folder was there",
+                "publish it again; --repair takes it off the list",
+                partial(forget, op.store, number),
+            )
+            continue
         if record.state is VersionState.DRAINING and not lives:
             yield Finding(
                 "interrupted",
@@ -73,12 +93,36 @@ def interrupted_findings(op: Operation, state: ServiceState) -> Iterator[Finding
                 "--repair marks it retired",
                 partial(move, op.store, number, VersionState.RETIRED),
             )
-        if record.state in (VersionState.LOADING, VersionState.PROBING) and op.control is None:
+        if record.state in _UNPROVEN:
+            yield from _unproven(op, number, record.state)
+
+
+def _unproven(op: Operation, number: int, found: VersionState) -> Iterator[Finding]:
+    """A version that is not loaded and probed yet, while nobody is at it."""
+    if op.control is None:
+        # A staged one is as it should be, until a server starts.
+        if found is not VersionState.STAGED:
             yield Finding(
                 "interrupted",
-                f"version {number} is {record.state} and no server runs",
+                f"version {number} is {found} and no server runs",
                 "`piccard serve` goes on with it at its next start",
             )
+    elif supervisor_phase(op.service) == "serving":
+        yield Finding(
+            "interrupted",
+            f"version {number} is {found}, and what loads it may have been interrupted",
+            "wait for the command that publishes it; else --repair loads it",
+            partial(load_version, op.control, op.service, number, op.tell),
+        )
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _bake_from_now(op: Operation) -> None:
+    with op.store.change() as state:
+        state.previous_since = now()
 
 
 def config_findings(op: Operation, state: ServiceState) -> Iterator[Finding]:
@@ -112,19 +156,16 @@ def index_findings(op: Operation, state: ServiceState) -> Iterator[Finding]:
     if control is None:
         return
     ready = set(control.ready_versions(service.llm))
-    serving = {n for n, r in state.versions.items() if r.state not in (VersionState.FAILED, VersionState.RETIRED)}
-    serving -= {n for n, r in state.versions.items() if r.state is VersionState.DRAINING}
-    waiting = {VersionState.STAGED, VersionState.LOADING, VersionState.PROBING}
+    serving = {n for n, r in state.versions.items() if r.state in SERVING_STATES}
     for number in sorted(serving - ready):
-        if state.versions[number].state in waiting:
-            continue
         yield Finding(
             "index",
             f"version {number} is {state.versions[number].state} and the server has not loaded it",
             "--repair loads it",
             partial(add_version, control, service, number),
         )
-    for number in sorted(ready - serving):
+    unproven = {n for n, r in state.versions.items() if r.state in _UNPROVEN}
+    for number in sorted(ready - serving - unproven):
         yield Finding(
             "index",
             f"version {number} is loaded and state.json does not want it",

@@ -13,6 +13,7 @@ from pathlib import Path
 from piccard_contract.lifecycle import ServiceState, VersionState
 from piccard_contract.version_file import VERSION_NAME, VersionFile, VersionFileError, read_version_file
 
+from piccard.durable_file import writer_of
 from piccard.finding import Finding
 from piccard.keys import admin_key_path, make_secret, secret_problem
 from piccard.operation import Operation
@@ -42,6 +43,8 @@ def folder_findings(op: Operation, state: ServiceState) -> Iterator[Finding]:
     for entry in sorted(service.llm_folder.iterdir()):
         if entry.name in ("stable", "config.pbtxt", PIN_NAME) or re.match(VERSION_NAME, entry.name):
             continue
+        if writer_of(entry) is not None:
+            continue
         worse = "a name of 19 digits or more ends the whole server" if entry.name.isdigit() else "Triton reads digits"
         odd = entry.is_dir() and entry.name[:1].isdigit()
         yield Finding(
@@ -55,6 +58,22 @@ def folder_findings(op: Operation, state: ServiceState) -> Iterator[Finding]:
             f"{service.version_folder(number)} is a version that state.json does not know",
             f"move it out of {service.llm_folder}; `piccard publish` makes versions",
         )
+    yield from leftover_findings(op)
+
+
+def leftover_findings(op: Operation) -> Iterator[Finding]:
+    """What commands that were ended left behind."""
+    service = op.service
+    folders = (service.home, service.state_folder, *(service.repository / model for model in service.models))
+    files = [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir())]
+    unfinished = [path for path in files if (pid := writer_of(path)) and not Path(f"/proc/{pid}").exists()]
+    if unfinished:
+        yield Finding(
+            "leftover",
+            f"{unfinished[0]} was being written when its command ended",
+            "--repair removes it",
+            lambda: _remove(unfinished),
+        )
     leftovers = sorted(service.staging.iterdir()) if service.staging.is_dir() else []
     if leftovers:
         yield Finding(
@@ -63,6 +82,11 @@ def folder_findings(op: Operation, state: ServiceState) -> Iterator[Finding]:
             "--repair removes it; publish again",
             lambda: [*map(shutil.rmtree, leftovers)],
         )
+
+
+def _remove(paths: list[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _dangling(repository: Path) -> Iterator[Path]:

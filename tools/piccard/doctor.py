@@ -35,8 +35,13 @@ def doctor(op: Operation, *, repair: bool) -> tuple[list[Finding], list[Finding]
     for finding in found:
         if finding.repair is None:
             continue
-        with op.recorded(f"doctor --repair {finding.trap}", {"problem": finding.problem}, {}):
-            finding.repair()
+        try:
+            with op.recorded(f"doctor --repair {finding.trap}", {"problem": finding.problem}, {}):
+                finding.repair()
+        except (OperationError, OSError) as error:
+            # One that cannot be mended keeps nobody from mending the others; it is found again below.
+            op.tell(f"{finding.trap} was not repaired: {error}")
+            continue
         repaired.append(finding)
     return list(findings(op)), repaired
 

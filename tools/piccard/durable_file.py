@@ -1,6 +1,7 @@
 """Files that are replaced whole and survive a power cut."""
 
 import os
+import re
 from pathlib import Path
 
 
@@ -18,6 +19,12 @@ def write_durably(path: Path, text: str, mode: int = 0o644) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def writer_of(path: Path) -> int | None:
+    """The process that writes the temporary file or link `path`; None where it is another file."""
+    found = re.fullmatch(r"\..+\.([0-9]+)\.tmp", path.name)
+    return None if found is None else int(found.group(1))
 
 
 def sync_folder(folder: Path) -> None:

@@ -45,9 +45,16 @@ class Operation:
             with Steps() as steps:
                 yield steps
         except BaseException as error:
-            write_audit(self.service, what, before, after, failed=str(error) or type(error).__name__)
+            try:
+                write_audit(self.service, what, before, after, failed=str(error) or type(error).__name__)
+            except OSError as failure:
+                error.add_note(f"the audit log has no line of it: {failure}")
             raise
-        write_audit(self.service, what, before, after)
+        try:
+            write_audit(self.service, what, before, after)
+        except OSError as error:
+            # It is done all the same, and to undo it would need that disk too.
+            self.tell(f"{what} is done, but the audit log has no line of it: {error}")
 
 
 @contextmanager

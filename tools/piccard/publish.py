@@ -22,7 +22,7 @@ from piccard.outcome import Outcome
 from piccard.repository import compile_file, write_version
 from piccard.snapshot import checkpoint_hashes, copy_code, installed_code_hash, library_hash
 from piccard.triton_control import TritonControl
-from piccard.version_loading import load_version
+from piccard.version_loading import forget, load_version
 
 _UNFINISHED = frozenset({VersionState.STAGED, VersionState.LOADING, VersionState.PROBING})
 _LIVE = frozenset(VersionState) - {VersionState.FAILED, VersionState.RETIRED, VersionState.DRAINING}
@@ -56,7 +56,7 @@ def publish(op: Operation, publication: Publication) -> Outcome:
     version = _version_file(op, publication)
     if not op.store.exists:
         return _publish_service(op, version)
-    state = op.store.read()
+    state = _without_interrupted(op)
     same = _same(op, state, version, publication.label)
     if same is not None:
         return _again(op, state, same)
@@ -73,10 +73,21 @@ def publish(op: Operation, publication: Publication) -> Outcome:
     with op.recorded(what, {}, outcome.after) as steps:
         staged = op.service.staging / str(number)
         steps.do(lambda: _stage(staged, version), undo=lambda: shutil.rmtree(staged, ignore_errors=True))
-        steps.do(lambda: _record(op, number, version.label), undo=lambda: _forget(op, number))
+        steps.do(lambda: _record(op, number, version.label), undo=lambda: forget(op.store, number))
         final = op.service.version_folder(number)
         steps.do(lambda: _install(staged, final), undo=lambda: shutil.rmtree(final, ignore_errors=True))
     return _load(op, number, outcome)
+
+
+def _without_interrupted(op: Operation) -> ServiceState:
+    """The state without publications that ended before their folder was there; this command holds the lock."""
+    state = op.store.read()
+    for number, record in list(state.versions.items()):
+        if record.state is VersionState.STAGED and not op.service.version_folder(number).is_dir():
+            del state.versions[number]
+            if not op.dry_run:
+                forget(op.store, number)
+    return state
 
 
 def _version_file(op: Operation, publication: Publication) -> VersionFile:
@@ -161,7 +172,7 @@ def _load(op: Operation, number: int, outcome: Outcome) -> Outcome:
         return outcome
     try:
         load_version(op.control, op.service, number, op.tell)
-    except OperationError as error:
+    except (OperationError, OSError) as error:
         raise OperationError(
             f"version {number} is marked failed, the others serve on: {error}; mend it and publish it again, "
             f"or `piccard retire {number}`"
@@ -192,11 +203,6 @@ def _record(op: Operation, number: int, label: str) -> None:
             state=VersionState.STAGED, label=label, published_at=time, changed_at=time
         )
         state.next_version = number + 1
-
-
-def _forget(op: Operation, number: int) -> None:
-    with op.store.change() as state:
-        state.versions.pop(number, None)
 
 
 def _publish_service(op: Operation, version: VersionFile) -> Outcome:

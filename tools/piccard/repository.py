@@ -117,7 +117,7 @@ def point_stable(service: Service, version: int) -> None:
     if not service.version_folder(version).is_dir():
         raise FileNotFoundError(f"{service.version_folder(version)} is missing; stable must not dangle")
     # Beside the repository: a link of another name in a model's folder could be met by a load.
-    temporary = service.home / f".stable.{service.name}.{os.getpid()}"
+    temporary = service.home / f".stable.{service.name}.{os.getpid()}.tmp"
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(str(version))
     os.replace(temporary, service.stable_link)

@@ -10,6 +10,7 @@ from piccard_contract.process_lock import is_held
 from piccard.errors import OperationError
 from piccard.operation import Operation, record_of
 from piccard.outcome import Outcome
+from piccard.repository import stable_target
 from piccard.version_loading import drop_version, move
 
 # How long a version stays loaded after another was promoted, so that a rollback is a rename.
@@ -32,6 +33,10 @@ def retire(op: Operation, version: int, *, force: bool, wait: float) -> Outcome:
     if found is VersionState.RETIRED:
         return Outcome(what, op.service.name, False, f"version {version} is retired already", op.dry_run)
     _check(state, version, force=force)
+    if stable_target(op.service) == version:
+        raise OperationError(
+            f"requests still go to version {version}: a promotion was interrupted; run `piccard doctor --repair`"
+        )
     before, after = {"version": version, "state": found.value}, {"version": version, "state": "retired"}
     if op.dry_run:
         return Outcome(what, op.service.name, True, f"version {version} is retired", True, before, after)
@@ -53,9 +58,15 @@ def _check(state: ServiceState, version: int, *, force: bool) -> None:
     if version == state.canary:
         raise OperationError(f"version {version} is the canary; run `piccard canary off` first")
     if version == state.previous and not force:
-        since = datetime.fromisoformat(state.previous_since) if state.previous_since else datetime.now(UTC)
+        time_now = datetime.now(UTC)
+        since = datetime.fromisoformat(state.previous_since) if state.previous_since else time_now
+        if since > time_now:
+            raise OperationError(
+                f"the clock was set back: version {version} became previous at {since:%Y-%m-%d %H:%M} UTC, which is "
+                "yet to come; `piccard doctor --repair` counts its bake time from now, or retire it with --force"
+            )
         until = since + BAKE_TIME
-        if datetime.now(UTC) < until:
+        if time_now < until:
             raise OperationError(
                 f"version {version} is what `piccard rollback` returns to until {until:%Y-%m-%d %H:%M} UTC; "
                 "wait, or retire it with --force"
@@ -74,7 +85,10 @@ def _drain(op: Operation, version: int) -> None:
         elif record.state is VersionState.STAGED:
             state.move(version, VersionState.RETIRED)
         elif record.state is not VersionState.DRAINING:
-            raise OperationError(f"version {version} is {record.state}; wait for its load to end, then retire it")
+            raise OperationError(
+                f"version {version} is {record.state}; wait for its load to end, then retire it; where its command was "
+                "ended, run `piccard doctor --repair` first"
+            )
 
 
 def _finish(op: Operation, version: int, wait: float) -> bool:

@@ -93,7 +93,10 @@ class Startup:
         ]
 
     def _start_version(self, service: Service, version: int) -> None:
-        record = StateStore(service).read().versions[version]
+        record = StateStore(service).read().versions.get(version)
+        if record is None or record.state not in (*_PROVEN, *_UNPROVEN, VersionState.FAILED):
+            # It was retired since the list was made.
+            return
         try:
             if record.state in _PROVEN:
                 add_version(self._control, service, version)

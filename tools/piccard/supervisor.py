@@ -24,6 +24,7 @@ from piccard.readiness import Readiness
 from piccard.server_process import ServerProcess
 from piccard.server_settings import ServerSettings
 from piccard.server_start import make_server, server_log
+from piccard.settle import settle
 from piccard.startup import Startup
 from piccard.state_store import StateStore, services_of
 from piccard.triton_binary import TritonInstall, find_triton
@@ -79,6 +80,7 @@ class Supervisor:
         """
         install = self._check()
         self._adopt(services_of(self.home))
+        settle(self._services, self._tell)
         try:
             health = HealthServer(self.settings.host, self.settings.health_port, self._live, self._ready)
         except OSError as error:

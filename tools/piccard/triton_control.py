@@ -182,6 +182,18 @@ def find_supervisor(home: Path, services: Iterable[Service]) -> SupervisorReport
     return None
 
 
+def supervisor_phase(service: Service) -> str:
+    """What the living supervisor is at: starting, serving or stopping; empty where none lives."""
+    state = LiveState(service.live_state, service.run_folder)
+    try:
+        section = state.read("supervisor")
+    finally:
+        state.close()
+    if section is None or not section.alive:
+        return ""
+    return str(section.data.get("details", {}).get("phase", ""))
+
+
 def connect(home: Path, services: Iterable[Service]) -> TritonControl | None:
     """Control of the running server of `home`; None where none runs.
 

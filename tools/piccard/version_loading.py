@@ -17,6 +17,10 @@ PROBE_TIMEOUT = 120.0
 Tell = Callable[[str], None]
 
 
+class _NotToBeLoadedError(OperationError):
+    """Somebody else loaded or retired the version meanwhile, so it is not to be marked failed."""
+
+
 def load_version(control: TritonControl, service: Service, version: int, tell: Tell) -> None:
     """Load `version` beside those that run, probe it, and give it its role: staged -> loading -> probing -> ready.
 
@@ -25,22 +29,25 @@ def load_version(control: TritonControl, service: Service, version: int, tell: T
             before still does. Where the server itself ended, its next start goes on with it.
     """
     store = StateStore(service)
-    _begin(store, version)
     try:
+        _begin(store, version)
         tell(f"loading version {version}")
         add_version(control, service, version)
         move(store, version, VersionState.PROBING)
         tell(f"probing version {version}")
         probe_version(control.address, service, version, PROBE_TIMEOUT)
-    except OperationError as error:
+        _succeed(store, version)
+    except _NotToBeLoadedError:
+        raise
+    except (OperationError, OSError) as error:
         if not control.live():
             raise
-        drop_failed(control, service, version)
-        move(store, version, VersionState.FAILED, str(error))
+        try:
+            # The state first: with it no request goes there.
+            move(store, version, VersionState.FAILED, str(error))
+        finally:
+            drop_failed(control, service, version)
         raise
-    move(store, version, VersionState.READY)
-    with store.change() as state:
-        take_role(state, version)
 
 
 def add_version(control: TritonControl, service: Service, version: int) -> None:
@@ -113,12 +120,27 @@ def move(store: StateStore, version: int, to: VersionState, reason: str = "") ->
             raise OperationError(str(error)) from error
 
 
+def forget(store: StateStore, version: int) -> None:
+    """Take a version off the list that never came to be; its number is not used again."""
+    with store.change() as state:
+        state.versions.pop(version, None)
+
+
 def _begin(store: StateStore, version: int) -> None:
     with store.change() as state:
         if state.versions[version].state is VersionState.PROBING:
             # Whoever probed it was interrupted.
             state.move(version, VersionState.FAILED)
-        state.move(version, VersionState.LOADING)
+        try:
+            state.move(version, VersionState.LOADING)
+        except IllegalMoveError as error:
+            raise _NotToBeLoadedError(str(error)) from error
+
+
+def _succeed(store: StateStore, version: int) -> None:
+    with store.change() as state:
+        state.move(version, VersionState.READY)
+        take_role(state, version)
 
 
 def take_role(state: ServiceState, version: int) -> None:

@@ -1,0 +1,292 @@
+"""Commands that fail or are killed with kill -9 at any of their writes: what a service is always agrees again."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from fake_triton import BAD, fake_probe
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from operated_service import Fault, OperatedService
+from piccard import version_loading
+from piccard.canary import canary_off, canary_set
+from piccard.doctor import doctor
+from piccard.operation import Operation
+from piccard.promote import promote
+from piccard.repository import point_stable, write_stable_config
+from piccard.retire import retire
+from piccard.rollback import rollback
+from piccard_server import make_scripted_home
+
+
+@pytest.fixture
+def template(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A home to copy, and doubles of what asks a real server."""
+    monkeypatch.setattr(version_loading, "probe_version", fake_probe)
+    # Ports and packages of the machine that tests run on are another test's.
+    monkeypatch.setattr("piccard.doctor.problems", lambda *_, **__: [])
+    make_scripted_home(tmp_path / "template")
+    return tmp_path / "template"
+
+
+@pytest.fixture
+def new_world(template: Path, tmp_path: Path) -> Callable[[], OperatedService]:
+    """Makes a service of its own, with stable 1 and canary 2, on a running server."""
+
+    def make() -> OperatedService:
+        home = tmp_path / "home"
+        shutil.rmtree(home, ignore_errors=True)
+        shutil.copytree(template, home, symlinks=True)
+        world = OperatedService(home)
+        world.restart()
+        return world
+
+    return make
+
+
+def promote_2(world: OperatedService, fault: Fault, repairs: bool) -> None:
+    world.run(lambda op: promote(op, 2), fault, repairs=repairs)
+
+
+def promote_and_roll_back(world: OperatedService, fault: Fault, repairs: bool) -> None:
+    world.run(lambda op: promote(op, 2))
+    world.run(rollback, fault, repairs=repairs)
+
+
+def publish_good(world: OperatedService, fault: Fault, repairs: bool) -> None:
+    world.publish("good", fault, repairs=repairs)
+
+
+def publish_bad(world: OperatedService, fault: Fault, repairs: bool) -> None:
+    world.publish(f"{BAD}-1", fault, repairs=repairs)
+
+
+def publish_until_there(world: OperatedService, fault: Fault, repairs: bool) -> None:
+    world.publish("good", fault, repairs=repairs)
+    passed = world.points.passed
+    world.server.finish_streams()
+    assert world.publish("good") is not None
+    world.points.passed = passed
+
+
+def publish_without_server(world: OperatedService, fault: Fault, repairs: bool) -> None:
+    world.server.kill()
+    world.publish("good", fault, repairs=repairs)
+    passed = world.points.passed
+    world.restart()
+    world.check()
+    world.points.passed = passed
+
+
+def retire_ready(world: OperatedService, fault: Fault, repairs: bool) -> None:
+    world.run(canary_off)
+    world.given_up.add(2)
+    world.run(lambda op: retire(op, 2, force=False, wait=0.0), fault, repairs=repairs)
+    world.server.finish_streams()
+    world.look_after()
+    world.check()
+
+
+def retire_previous(world: OperatedService, fault: Fault, repairs: bool) -> None:
+    world.run(lambda op: promote(op, 2))
+    world.given_up.add(1)
+    world.run(lambda op: retire(op, 1, force=True, wait=0.0), fault, repairs=repairs)
+
+
+def another_canary(world: OperatedService, fault: Fault, repairs: bool) -> None:
+    world.publish("good")
+    world.run(lambda op: canary_set(op, 3, 0.5), fault, repairs=repairs)
+
+
+def previous_as_canary(world: OperatedService, fault: Fault, repairs: bool) -> None:
+    world.run(lambda op: promote(op, 2))
+    world.run(lambda op: canary_set(op, 1, 0.5), fault, repairs=repairs)
+
+
+def end_canary(world: OperatedService, fault: Fault, repairs: bool) -> None:
+    world.run(canary_off, fault, repairs=repairs)
+
+
+def restart(world: OperatedService, fault: Fault, repairs: bool) -> None:
+    world.publish("good")
+    world.restart(fault)
+    world.check()
+
+
+def restart_with_work(world: OperatedService, fault: Fault, repairs: bool) -> None:
+    world.server.kill()
+    world.publish("good")
+    world.publish(f"{BAD}-1")
+    world.restart(fault)
+    world.check()
+
+
+COMMANDS = [
+    promote_2,
+    promote_and_roll_back,
+    publish_good,
+    publish_bad,
+    publish_until_there,
+    publish_without_server,
+    retire_ready,
+    retire_previous,
+    another_canary,
+    previous_as_canary,
+    end_canary,
+    restart,
+    restart_with_work,
+]
+
+
+@pytest.mark.parametrize("kind", ["kill", "fail"])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
+def test_fault_at_every_write(
+    new_world: Callable[[], OperatedService],
+    command: Callable[[OperatedService, Fault, bool], None],
+    kind: str,
+) -> None:
+    """A kill is followed by a repair, or at every other write by a restart of the server."""
+    at = 0
+    while True:
+        world = new_world()
+        try:
+            command(world, (kind, at), at % 2 == 0)
+            reached = len(world.points.passed) > at
+        finally:
+            world.close()
+        if not reached:
+            break
+        at += 1
+    assert at >= 3, "a command that writes nothing proves nothing"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
+@pytest.mark.parametrize("state_only", [True, False])
+def test_command_upon_an_interrupted_promotion(
+    new_world: Callable[[], OperatedService],
+    command: Callable[[OperatedService, Fault, bool], None],
+    state_only: bool,
+) -> None:
+    """Nobody repaired: whatever is done next, what the link names stays loaded."""
+    world = new_world()
+    try:
+        world.run(lambda op: promote(op, 2))
+        point_stable(world.service, 1)
+        if state_only:
+            write_stable_config(world.service, 1)
+        with world.armed(None), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(world, "check", lambda: None)
+            patch.setattr(world, "check_disk", lambda: None)
+            command(world, None, True)
+            world.check_served()
+        world.recover(repairs=True)
+        world.check()
+    finally:
+        world.close()
+
+
+# What happens to a command, and at which of its points; few commands pass more than 25.
+faults = st.none() | st.tuples(st.sampled_from(["kill", "fail"]), st.integers(0, 12) | st.integers(0, 25))
+
+
+class LifeOfVersions(RuleBasedStateMachine):
+    """A home, its server, and operators whose commands end anywhere."""
+
+    template: ClassVar[Path]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="piccard_life_"))
+        shutil.copytree(self.template, self.folder / "home", symlinks=True)
+        self.world = OperatedService(self.folder / "home")
+        self.count = 0
+
+    def teardown(self) -> None:
+        self.world.close()
+        shutil.rmtree(self.folder)
+
+    @initialize(another=st.booleans())
+    def first_start(self, another: bool) -> None:
+        self.world.restart()
+        self.world.check()
+        if another:
+            self.world.publish("good-0")
+
+    @rule(fault=faults, bad=st.booleans(), repairs=st.booleans())
+    def publish(self, fault: Fault, bad: bool, repairs: bool) -> None:
+        self.count += 1
+        self.world.publish(f"{BAD if bad else 'good'}-{self.count}", fault, repairs=repairs)
+
+    @precondition(lambda self: self.count)
+    @rule(fault=faults, repairs=st.booleans(), data=st.data())
+    def publish_again(self, fault: Fault, repairs: bool, data: st.DataObject) -> None:
+        labels = sorted({label for label in self.world.labels.values() if label.startswith((BAD, "good"))})
+        if labels:
+            self.world.publish(data.draw(st.sampled_from(labels)), fault, repairs=repairs)
+
+    @rule(fault=faults, repairs=st.booleans(), data=st.data())
+    def promote(self, fault: Fault, repairs: bool, data: st.DataObject) -> None:
+        version = self.version(data)
+        outcome = self.run(lambda op: promote(op, version), fault, repairs)
+        assert outcome is None or self.world.store.read().stable == version
+
+    @rule(fault=faults, repairs=st.booleans())
+    def rollback(self, fault: Fault, repairs: bool) -> None:
+        self.run(rollback, fault, repairs)
+
+    @rule(force=st.booleans(), fault=faults, repairs=st.booleans(), data=st.data())
+    def retire(self, force: bool, fault: Fault, repairs: bool, data: st.DataObject) -> None:
+        version = self.version(data)
+        baking = self.world.store.read().previous == version and not force
+        if not baking:
+            self.world.given_up.add(version)
+        outcome = self.run(lambda op: retire(op, version, force=force, wait=0.0), fault, repairs)
+        assert outcome is None or not baking
+
+    @rule(ratio=st.sampled_from([0.0, 0.1, 1.0]), fault=faults, repairs=st.booleans(), data=st.data())
+    def canary_set(self, ratio: float, fault: Fault, repairs: bool, data: st.DataObject) -> None:
+        version = self.version(data)
+        self.run(lambda op: canary_set(op, version, ratio), fault, repairs)
+
+    @rule(fault=faults, repairs=st.booleans())
+    def canary_off(self, fault: Fault, repairs: bool) -> None:
+        self.run(canary_off, fault, repairs)
+
+    @rule()
+    def repair(self) -> None:
+        self.run(lambda op: doctor(op, repair=True), None, True)
+
+    @rule()
+    def streams_end(self) -> None:
+        self.world.server.finish_streams()
+        self.world.look_after()
+        self.world.check()
+
+    @rule(fault=faults)
+    def restart(self, fault: Fault) -> None:
+        self.world.restart(fault)
+        self.world.check()
+
+    @rule()
+    def stop(self) -> None:
+        self.world.server.kill()
+
+    def version(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from(sorted(self.world.store.read().versions)), label="version")
+
+    def run(self, command: Callable[[Operation], object], fault: Fault, repairs: bool) -> object:
+        return self.world.run(command, fault, repairs=repairs)
+
+
+def test_life_of_versions(template: Path) -> None:
+    LifeOfVersions.template = template
+    run_state_machine_as_test(
+        LifeOfVersions,
+        settings=settings(
+            max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

@@ -1,0 +1,198 @@
+"""A home with a double of its server, on which commands can fail or be killed at any of their writes."""
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from fake_triton import BAD, FakeControl, FakeTriton
+from piccard.doctor import doctor
+from piccard.errors import OperationError
+from piccard.operation import Operation
+from piccard.outcome import Outcome
+from piccard.policy_store import load_policy
+from piccard.publish import Publication, publish
+from piccard.repository import configured_versions, stable_target
+from piccard.settle import settle
+from piccard.startup import Startup
+from piccard.state_store import StateStore
+from piccard.watch import Watch
+from piccard_contract.home import Service
+from piccard_contract.lifecycle import SERVING_STATES, ServiceState, VersionState
+from write_points import Killed, WritePoints
+
+# ("kill" or "fail", the point of the command at which it happens); None for neither.
+Fault = tuple[str, int] | None
+
+WAITING = frozenset({VersionState.STAGED, VersionState.LOADING, VersionState.PROBING})
+
+# What doctor says of a version that waits for a server.
+WAITS = "`piccard serve` goes on with it at its next start"
+
+
+class AlwaysReady:
+    """Stands for piccard.readiness.Readiness, which asks a real server."""
+
+    def of(self, service: Service, timeout: float) -> tuple[bool, dict[str, Any]]:
+        return True, {"ready": True}
+
+
+class OperatedService:
+    """A service whose server is a double.
+
+    Args:
+        home: with versions 1 and 2, both published.
+
+    Attributes:
+        points: the writes of the command that runs.
+        published: versions of which a command said that they are published.
+        given_up: versions that somebody asked to retire.
+        labels: of every version that the state ever named, by number.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.service = Service(home)
+        self.store = StateStore(self.service)
+        self.server = FakeTriton(self.service)
+        self.points = WritePoints()
+        self.points.look = self.check_served
+        self.points.install()
+        self.labels: dict[int, str] = {}
+        self.published = {1, 2}
+        self.given_up: set[int] = set()
+
+    def close(self) -> None:
+        self.points.remove()
+        self.server.close()
+
+    def publish(self, label: str, fault: Fault = None, *, repairs: bool = True) -> Outcome | None:
+        """Publish a version; a label that starts with BAD is of one that fails its probe."""
+        publication = Publication(Path("scripted"), label, {"runner": "scripted", "linked": True})
+        outcome = self.run(
+            lambda op: publish(op, publication), fault, repairs=repairs, may_disagree=label.startswith(BAD)
+        )
+        if outcome is not None:
+            self.published.add(outcome.after["version"])
+        return outcome
+
+    def run(
+        self,
+        command: Callable[[Operation], Any],
+        fault: Fault = None,
+        *,
+        repairs: bool = True,
+        may_disagree: bool = False,
+    ) -> Any:
+        """Run a command and check that everything agrees afterwards.
+
+        Args:
+            repairs: a command that was killed is followed by `doctor --repair`, else by a restart of the server.
+            may_disagree: the command fails by itself too, and two failures at once may need a repair.
+
+        Returns:
+            its outcome; None where it did not come to its end.
+        """
+        outcome = error = None
+        try:
+            with self.armed(fault):
+                outcome = command(self.operation())
+        except (OperationError, OSError) as caught:
+            error = caught
+        except Killed:
+            self.recover(repairs=repairs)
+        if error is not None:
+            self.check_disk()
+            if self.points.control_failed or may_disagree:
+                # What the server did then is not known to the command.
+                self.recover(repairs=repairs)
+        self.look_after()
+        self.check()
+        return outcome
+
+    def operation(self) -> Operation:
+        return Operation(self.service, self.store, self._control(), dry_run=False, tell=lambda _: None)
+
+    def armed(self, fault: Fault) -> AbstractContextManager[None]:
+        kind, at = fault or ("", -1)
+        return self.points.armed(kill_at=at if kind == "kill" else -1, fail_at=at if kind == "fail" else -1)
+
+    def recover(self, *, repairs: bool) -> None:
+        """What an operator does after a command was killed, once the last streams are over."""
+        self.server.finish_streams()
+        if not repairs:
+            self.restart()
+            return
+        self.look_after()
+        left, _ = doctor(self.operation(), repair=True)
+        assert not [finding for finding in left if finding.remedy != WAITS], left
+
+    def restart(self, fault: Fault = None) -> None:
+        """End the server and run what `piccard serve` does; killed, it takes the server along and starts anew."""
+        self.server.kill()
+        try:
+            with self.armed(fault):
+                settle([self.service], lambda _: None)
+                self.server.start()
+                addresses = dict.fromkeys(("http", "grpc", "metrics", "health"), "127.0.0.1:1")
+                ready: Any = AlwaysReady()
+                Startup(self._control(), ready, addresses, lambda _: None, threading.Event()).run([self.service])
+        except (Killed, OSError):
+            self.restart()
+        self.look_after()
+
+    def look_after(self) -> None:
+        """What the supervisor does twice a second."""
+        if self.server.running:
+            Watch(self._control(), lambda _: None, {}, threading.Event()).retire_drained([self.service])
+
+    def _control(self) -> Any:
+        return FakeControl(self.server, self.points.control) if self.server.running else None
+
+    def check_served(self) -> None:
+        """At any time: the link names a version that is there, loaded, and that routers may send requests to."""
+        target = stable_target(self.service)
+        assert target is not None
+        assert self.service.version_folder(target).is_dir()
+        if self.server.loaded:
+            assert target in self.server.loaded, f"the link names {target}, loaded are {self.server.loaded}"
+            assert self.store.read().versions[target].state in SERVING_STATES
+
+    def check(self) -> None:
+        """After every command: state, link, configuration, policy and server agree, and nothing is lost."""
+        self.check_disk()
+        state = self.store.read()
+        if self.server.running:
+            assert self.server.loaded == {n for n, r in state.versions.items() if r.state in SERVING_STATES}
+            assert not [n for n, r in state.versions.items() if r.state in WAITING]
+            self.check_served()
+        for number in self.published:
+            assert (self.service.version_folder(number) / "version.yaml").is_file()
+            if number not in self.given_up:
+                assert state.versions[number].state not in (VersionState.DRAINING, VersionState.RETIRED)
+
+    def check_disk(self) -> None:
+        """State, link, configuration and policy agree, and no number was used twice."""
+        state = self.store.read()
+        assert stable_target(self.service) == state.stable
+        assert configured_versions(self.service) == [state.stable]
+        assert load_policy(self.service).canary == state.canary
+        self._check_roles(state)
+        for number, record in state.versions.items():
+            assert self.labels.setdefault(number, record.label) == record.label, f"number {number} was used twice"
+        assert max(self.labels) < state.next_version
+
+    def _check_roles(self, state: ServiceState) -> None:
+        roles = {
+            VersionState.STABLE: state.stable,
+            VersionState.CANARY: state.canary,
+            VersionState.PREVIOUS: state.previous,
+        }
+        assert state.stable is not None
+        named = [number for number in roles.values() if number is not None]
+        assert len(set(named)) == len(named), "a version has two roles"
+        for role, number in roles.items():
+            holders = {n for n, record in state.versions.items() if record.state is role}
+            assert holders <= {number}, f"{role} are {holders}, the state names {number}"
+            if number is not None and not holders:
+                assert state.versions[number].state in {VersionState.FAILED, *WAITING}
