@@ -62,7 +62,7 @@ class Policy(BaseModel):
 
     Attributes:
         schema_version: of this file.
-        canary: the canary's version, or None for no canary.
+        canary: the canary's version, or null for no canary.
         traffic_ratio: share of the traffic that goes to the canary, 0 to 1.
         header: name of the header that sends a request to the canary or keeps it from it.
         sticky_keys: headers whose value keeps a caller on one side, the first that is present.

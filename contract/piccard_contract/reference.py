@@ -4,6 +4,7 @@ settings.md.
 `python -m piccard_contract.reference docs` writes them; a test holds them equal to the tables.
 """
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -64,7 +65,7 @@ def interface_page() -> str:
         "The models `deepseek` (gRPC stream, `/generate`, `/generate_stream`) and `deepseek_unary` (unary gRPC, HTTP"
         " `/infer`) take and give these tensors. The first group is that of Triton's vLLM backend.",
         ("Inputs of Triton's vLLM backend", _tensor_table(VLLM_INPUTS)),
-        ("Inputs added", _tensor_table(ADDED_INPUTS)),
+        ("Inputs added", _tensor_table(ADDED_INPUTS) + "\n\n" + _CHAT_EXAMPLE),
         ("Outputs of Triton's vLLM backend", _tensor_table(VLLM_OUTPUTS)),
         ("Outputs added", _tensor_table(ADDED_OUTPUTS)),
         ("Sampling parameters", _sampling_section()),
@@ -136,7 +137,8 @@ def settings_page() -> str:
     """docs/settings.md: policy.yaml and version.yaml."""
     return _page(
         "Settings",
-        "A service's `policy.yaml` may be edited at any time: a change acts on the next request, and a broken edit"
+        "A service's `policy.yaml` may be edited at any time: a change acts on the next request (new header"
+        " names on `/infer` and gRPC after the next start, since Triton fixes then what it forwards), and a broken edit"
         " leaves the last good one in use and says so in `piccard status`. A version's `version.yaml` is written by"
         " `piccard publish` and never changes.",
         ("policy.yaml", _model_table(Policy)),
@@ -146,6 +148,13 @@ def settings_page() -> str:
         ("version.yaml, `cache`", _model_table(CacheSettings)),
     )
 
+
+_CHAT_EXAMPLE = """On `/generate*` a tensor that holds JSON is a string, so its quotes are escaped:
+
+    curl -s localhost:8000/v2/models/deepseek/generate \\
+      -d '{"messages": "[{\\"role\\": \\"user\\", \\"content\\": \\"Hi\\"}]", "max_tokens": 24}'
+
+The answer's arrays of one element are scalars there, as in everything that `/generate*` answers."""
 
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
@@ -181,7 +190,8 @@ def _tensor_table(specs: tuple[TensorSpec, ...]) -> str:
 def _sampling_section() -> str:
     return (
         "As a JSON object in `sampling_parameters`, or, as with the vLLM backend, as request parameters (JSON keys of"
-        " `/generate`). Numbers may be sent as strings.\n\n" + _model_table(SamplingParams)
+        " `/generate`). Numbers may be sent as strings. Triton takes no list, object or null as a parameter, so those"
+        " work within `sampling_parameters` only, which is a string that holds JSON.\n\n" + _model_table(SamplingParams)
     )
 
 
@@ -194,7 +204,10 @@ def _routing_section() -> str:
         " `never`); the first sticky key (`X-Session-Id`, then `user`); the traffic ratio. Letter case of names does"
         " not matter. HTTP `/infer`, unary gRPC and gRPC streams take them as headers or metadata, which belong to a"
         " whole gRPC stream. Triton does not forward headers of `/generate` and `/generate_stream`: there the same"
-        ' names are keys of the JSON body, such as `{"text_input": "...", "X-Canary": "true"}`.\n\n' + reasons
+        ' names are keys of the JSON body, such as `{"text_input": "...", "X-Canary": "true"}`, and headers are'
+        " ignored. gRPC takes metadata in lower case only: `x-canary`. Any other value of `X-Canary` counts as none."
+        " The `model_version` of Triton's protocol is the ensemble's and always 1: a version of the model is named"
+        " by the parameter `version`.\n\n" + reasons
     )
 
 
@@ -219,6 +232,8 @@ def _default(value: object) -> str:
         return "required"
     if isinstance(value, BaseModel):
         return "see its keys" if type(value).model_fields else ""
+    if value is None or isinstance(value, bool):
+        return f"`{json.dumps(value)}`"
     return f"`{value}`" if value != "" else "empty"
 
 

@@ -31,7 +31,7 @@ class SamplingParams(BaseModel):
         ignore_eos: go on after the end-of-sequence token.
         logprobs: how many of the most likely tokens are told at each position, beside the chosen one.
         prompt_logprobs: the same for the prompt's positions.
-        max_tokens: tokens generated at most; None means up to the context's end.
+        max_tokens: tokens generated at most; null means up to the context's end.
         min_tokens: end-of-sequence and stop tokens are masked until then.
         logit_bias: added to the logits of token ids, each clamped to [-100, 100].
         skip_special_tokens: leave special tokens out of the text.

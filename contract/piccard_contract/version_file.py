@@ -67,7 +67,7 @@ class CacheSettings(_Part):
 
     Attributes:
         dtype: type of its values; auto is that of the activations.
-        block: tokens a block; None takes the profile's.
+        block: tokens a block; null takes the profile's.
     """
 
     dtype: CacheDtype = CacheDtype.AUTO
@@ -104,8 +104,8 @@ class VersionFile(BaseModel):
         precision: type of weights and activations; auto is float32 on a CPU and bfloat16 on a GPU.
         device: cpu, cuda or cuda:N; auto takes a GPU where there is one.
         memory: share of the device's memory (0 to 1, a number) or an amount such as 8GiB for weights and cache;
-            None takes the device's default.
-        max_model_len: context in tokens; None takes the checkpoint's.
+            null takes the device's default.
+        max_model_len: context in tokens; null takes the checkpoint's.
         cache: the paged cache.
         parallel: ranks of tensor and expert parallelism.
         speculative: none is the only value yet.
