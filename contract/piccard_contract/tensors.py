@@ -43,7 +43,7 @@ VLLM_INPUTS = (
     _text("sampling_parameters", "JSON object with the names of vLLM's SamplingParams."),
     _flag(
         "exclude_input_in_output",
-        "Leave the prompt out of text_output. Without stream text_input is repeated by default; with stream, false is refused.",
+        "Leave the prompt out. Without stream text_input is repeated by default; with stream, false is refused.",
     ),
     _flag("return_finish_reason", "Send finish_reason."),
     _flag("return_cumulative_logprob", "Send cumulative_logprob."),
