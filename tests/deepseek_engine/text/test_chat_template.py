@@ -206,7 +206,7 @@ def test_a_client_cannot_set_what_the_service_sets(name: str) -> None:
 
 
 def test_a_variable_may_have_the_name_of_an_argument() -> None:
-    assert render("{{ messages[0].content }}", [{"role": "user", "content": "hi"}], **{"self": 1}) == "hi"
+    assert render("{{ messages[0].content }}", [{"role": "user", "content": "hi"}], self=1) == "hi"
 
 
 def test_named_templates_and_files(tmp_path: Path, make) -> None:
