@@ -286,7 +286,7 @@ _SPLITS = (
 )
 TILINGS = tuple(
     Tiling(f"rows{rows}_{label}{suffix}", rows, 64, depth, splits, 4, 3, tiles, reach, architectures, for_depth)
-    for suffix, depth, architectures in (("", 128, (AMPERE, HOPPER)), ("_sm89", 64, (ADA,)))
+    for suffix, depth, architectures in (("", 128, (HOPPER,)), ("_sm80", 64, (AMPERE, ADA)))
     for rows, reach in _ROWS
     for label, splits, tiles, for_depth in _SPLITS
 )
