@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -34,6 +35,20 @@ def one_token(server: RunningServer, model: str | None = None, **inputs: object)
     )
     version: int = responses[0]["served_version"][0]
     return version
+
+
+def answers_itself(server: RunningServer, version: int) -> bool:
+    try:
+        return one_token(server, server.service.llm, version=str(version)) == version
+    except (InferenceServerException, queue.Empty):
+        return False
+
+
+def running(server: RunningServer, version: int) -> int:
+    section = server.section(version_owner(version))
+    assert section is not None
+    found: int = section.data["running"]
+    return found
 
 
 def revivals(server: RunningServer) -> dict[str, int]:
@@ -160,6 +175,33 @@ def test_killed_step_is_rolled_to_its_other_folder(fresh_server: Callable[..., R
     wait_for(lambda: is_held(server.service.process_lock(owner)), 30, "the first folder")
     wait_for(lambda: server.get("readyz")[0] == 200, 30, "readiness")
     assert one_token(server) == 1
+
+
+def test_a_killed_router_takes_no_version_along(fresh_server: Callable[..., RunningServer]) -> None:
+    """Triton waits for ever where a response is handed to a dead router: its versions must not."""
+    server = fresh_server()
+    streams = [
+        RunningStream(
+            server.grpc,
+            server.service.ensemble,
+            headers={"x-canary": canary},
+            text_input="one",
+            sampling_parameters={"max_tokens": 2000},
+            extensions={"script": {"tokens": 2000, "delay_s": 0.02}},
+        )
+        for canary in ("true", "false") * 4
+    ]
+    for stream in streams:
+        stream.wait_first()
+    os.kill(server.pid("router"), signal.SIGKILL)
+
+    wait_for(lambda: is_held(server.service.process_lock("router.2")), 30, "the other folder")
+    # A response that was on its way costs a version its process, which is then started again.
+    for version in (1, 2):
+        wait_for(lambda version=version: answers_itself(server, version), 40, f"version {version}")
+    wait_for(lambda: server.get("readyz")[0] == 200, 30, "readiness")
+    assert one_token(server) == 1
+    wait_for(lambda: not any(running(server, version) for version in (1, 2)), 10, "the dead router's generations")
 
 
 def test_readyz_tells_that_stable_is_dead(fresh_server: Callable[..., RunningServer]) -> None:
