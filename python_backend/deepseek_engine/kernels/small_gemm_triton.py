@@ -411,6 +411,10 @@ def small_gemm(
 
     norm [K]: RMSNorm before the product; residual [M, N]: added after it. Returns [M, N] in `out_dtype`, which is x's
     or float32. `variant` forces a row.
+
+    Raises:
+        ValueError: more than MAX_ROWS rows, or both epilogues.
+        NoVariantError: no row is declared for this fusion.
     """
     rows, depth = x.shape
     if not 1 <= rows <= MAX_ROWS:
