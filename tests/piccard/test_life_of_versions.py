@@ -15,6 +15,7 @@ from operated_service import Fault, OperatedService
 from piccard import version_loading
 from piccard.canary import canary_off, canary_set
 from piccard.doctor import doctor
+from piccard.errors import OperationError
 from piccard.operation import Operation
 from piccard.promote import promote
 from piccard.repository import point_stable, write_stable_config
@@ -185,6 +186,22 @@ def test_command_upon_an_interrupted_promotion(
             world.check_served()
         world.recover(repairs=True)
         world.check()
+    finally:
+        world.close()
+
+
+def test_retire_keeps_what_the_link_names(new_world: Callable[[], OperatedService]) -> None:
+    """State says that 2 is stable and 1 previous, requests still go to 1: not even --force ends it."""
+    world = new_world()
+    try:
+        world.run(lambda op: promote(op, 2))
+        point_stable(world.service, 1)
+        with pytest.raises(OperationError, match=r"requests still go to version 1.*doctor --repair"):
+            retire(world.operation(), 1, force=True, wait=0.0)
+        world.check_served()
+        world.recover(repairs=True)
+        world.given_up.add(1)
+        assert world.run(lambda op: retire(op, 1, force=True, wait=0.0)) is not None
     finally:
         world.close()
 
