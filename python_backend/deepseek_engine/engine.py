@@ -273,8 +273,17 @@ class Engine:
 
     def _fail_all(self, shares: list[Share], error: Exception) -> None:
         _log.error("step of %d sequences failed", len(shares), exc_info=error)
-        code = ErrorCode.OUT_OF_MEMORY if _is_out_of_memory(error) else ErrorCode.INTERNAL
-        message = f"the model failed in a step: {type(error).__name__}: {error}"
+        # The cause is for the log: a client can do nothing with it, and it may tell of other requests.
+        if _is_out_of_memory(error):
+            code, message = (
+                ErrorCode.OUT_OF_MEMORY,
+                "the version ran out of memory in a step; send fewer or shorter requests",
+            )
+        else:
+            code, message = (
+                ErrorCode.INTERNAL,
+                f"a step failed ({type(error).__name__}); the version's log has the details",
+            )
         for share in shares:
             self._fail(self._requests[share.sequence.request_id][share.sequence.choice], code, message)
 

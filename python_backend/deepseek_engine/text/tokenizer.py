@@ -118,12 +118,11 @@ class Tokenizer:
         checked = list(ids)
         for position, token_id in enumerate(checked):
             if type(token_id) is not int:
-                raise RequestError(
-                    ErrorCode.INVALID_VALUE, f"Token {position} is {token_id!r}; token ids have to be integers."
-                )
+                raise RequestError(ErrorCode.INVALID_VALUE, f"token {position} is {token_id!r}; send integers")
             if not 0 <= token_id < size:
                 raise RequestError(
-                    ErrorCode.INVALID_TOKEN, f"Token {position} is {token_id}; the vocabulary has ids 0 to {size - 1}."
+                    ErrorCode.INVALID_TOKEN,
+                    f"token id {token_id} (at {position}) is not in the vocabulary; send ids of 0 to {size - 1}",
                 )
         return checked
 

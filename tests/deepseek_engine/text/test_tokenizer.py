@@ -162,7 +162,8 @@ def test_bad_ids_are_named(v3: Tokenizer, ids: list, code: ErrorCode) -> None:
     with pytest.raises(RequestError) as caught:
         v3.check_ids(ids)
     assert caught.value.code == code
-    assert f"Token {len(ids) - 1} is {ids[-1]!r}" in caught.value.message
+    assert repr(ids[-1]) in caught.value.message
+    assert "send" in caught.value.message
 
 
 def test_a_lone_surrogate_is_an_encoding_error(v3: Tokenizer) -> None:
