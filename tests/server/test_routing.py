@@ -159,7 +159,8 @@ def test_a_broken_policy_keeps_the_last_good_one(fresh_server: Any) -> None:
 
 
 def test_no_canary_is_loaded(fresh_server: Any) -> None:
-    server: RunningServer = fresh_server(versions=1, canary=2, traffic_ratio=1.0)
+    server: RunningServer = fresh_server(versions=1)
+    update_policy(server.service, canary=2, traffic_ratio=1.0)
 
     for entry in ("grpc_stream", "http_infer"):
         assert ask(server, entry, headers={"X-Canary": "true"}).reason == "canary_unavailable"
