@@ -22,10 +22,16 @@ def section(server: RunningServer, version: int) -> dict[str, Any]:
 
 
 def idle(server: RunningServer) -> bool:
-    """Whether nothing runs on either version and every block is free."""
+    """Whether nothing runs on either version and every block is free.
+
+    A version that was stopped while it wrote its section, or that starts anew, has none to read for a moment.
+    """
+    sections = [server.section(version_owner(version)) for version in (1, 2)]
     return all(
-        data["running"] + data["waiting"] == 0 and data["free_blocks"] == data["total_blocks"]
-        for data in (section(server, 1), section(server, 2))
+        found is not None
+        and found.data["running"] + found.data["waiting"] == 0
+        and found.data["free_blocks"] == found.data["total_blocks"]
+        for found in sections
     )
 
 
