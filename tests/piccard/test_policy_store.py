@@ -37,6 +37,21 @@ def test_missing_key_is_added(service: Service) -> None:
     assert (policy.canary, policy.traffic_ratio, policy.salt) == (2, 0.5, "x: y # z")
 
 
+def test_a_mapping_is_set_as_plain_values(service: Service, recwarn: pytest.WarningsRecorder) -> None:
+    update_policy(service, deadlines={"first_token": 7.0, "between_tokens": 3.0}, fallback_policy="both")
+    policy = load_policy(service)
+    assert (policy.deadlines.first_token, policy.fallback_policy) == (7.0, "both")
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("values", [{"traffic_ratio": 2.0}, {"deadlines": {"last_token": 1.0}}, {"ratio": 0.5}])
+def test_what_a_key_does_not_take_is_refused(service: Service, values: dict[str, object]) -> None:
+    before = service.policy_file.read_text()
+    with pytest.raises(ValueError, match="validation error"):
+        update_policy(service, **values)
+    assert service.policy_file.read_text() == before
+
+
 def test_mapping_on_one_line_is_written_anew(service: Service) -> None:
     service.policy_file.write_text("{traffic_ratio: 0.5, canary: 2, header: X-Beta}\n")
     update_policy(service, canary=None, traffic_ratio=0.0)

@@ -90,8 +90,9 @@ def update_policy(service: Service, **values: Any) -> None:
 
     Raises:
         OperationError: the file is missing or broken.
+        ValueError: the policy has no such key, or the key takes no such value.
     """
-    wanted = load_policy(service).model_copy(update=values)
+    wanted = Policy.model_validate(load_policy(service).model_dump() | values)
     text = service.policy_file.read_text(encoding="utf-8")
     for key, value in values.items():
         line = f"{key}: {json.dumps(value)}"
