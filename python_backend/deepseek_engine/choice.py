@@ -30,11 +30,14 @@ class Choice:
 
     Attributes:
         finish: how it ended, or None while it runs. Tokens generated elsewhere may have ended it already.
+        owed: text to be told with that end. Whoever generated the tokens sent what they released, and not what the
+            end releases, for with the end it would have sent that the request is over.
     """
 
     def __init__(self, sequence: Sequence, tokenizer: "Tokenizer", eos_ids: frozenset[int]) -> None:
         self.sequence = sequence
         self.finish: Finish | None = None
+        self.owed = ""
         self._tokenizer = tokenizer
         params = sequence.params
         self._eos_ids = frozenset() if params.ignore_eos else eos_ids
@@ -48,8 +51,7 @@ class Choice:
         if self._text is not None and self._text.stop is not None:
             self.finish = Finish("stop", self._text.stop)
         elif resumed:
-            # What this releases was sent where the tokens were generated.
-            self._end_with(resumed[-1])
+            _, self.owed = self._end_with(resumed[-1])
 
     def _output_text(self, output_ids: list[int]) -> OutputText:
         params = self.sequence.params
@@ -76,7 +78,7 @@ class Choice:
         for token_id in token_ids:
             self.sequence.token_ids.append(token_id)
             taken += 1
-            text.append(self._end_with(token_id))
+            text += self._end_with(token_id)
             if self.finish is not None:
                 break
         output = self.output(token_ids[:taken], "".join(text))
@@ -98,7 +100,8 @@ class Choice:
             text=text,
             num_prompt_tokens=sequence.num_prompt,
             num_output_tokens=sequence.num_output,
-            num_cached_tokens=sequence.num_cached,
+            # Of tokens generated elsewhere some may have been there too.
+            num_cached_tokens=min(sequence.num_cached, sequence.num_prompt),
             cumulative_logprob=self._cumulative,
             finish_reason=None if finish is None else finish.reason,
             stop_reason=None if finish is None else finish.stop,
@@ -108,21 +111,21 @@ class Choice:
         """What the text still holds back, for a choice that ends before its time."""
         return "" if self._text is None else self._text.flush()
 
-    def _end_with(self, token_id: int) -> str:
-        """See whether the sequence ends with its last token; returns the text that this releases.
+    def _end_with(self, token_id: int) -> tuple[str, str]:
+        """See whether the sequence ends with its last token; returns the text that this token and the end release.
 
         A stop token's own text is left out unless it was asked for.
         """
         self.finish = self._end_of(token_id)
         if self._text is None:
-            return ""
+            return "", ""
         released = ""
         stopped = self.finish is not None and self.finish.reason == "stop"
         if not stopped or self.sequence.params.include_stop_str_in_output:
             released, stop = self._text.push((token_id,))
             if stop is not None:
                 self.finish = Finish("stop", stop)
-        return released if self.finish is None else released + self._text.flush()
+        return released, "" if self.finish is None else self._text.flush()
 
     def _end_of(self, token_id: int) -> Finish | None:
         """How the sequence ends with `token_id` as its last token, stop strings apart."""

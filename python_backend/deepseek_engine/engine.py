@@ -99,7 +99,7 @@ class Engine:
             self._scheduler.add(choice.sequence)
         # Tokens generated elsewhere may have ended the text already.
         for choice in [choice for choice in choices.values() if choice.finish is not None]:
-            self._end(choice, choice.output([], ""))
+            self._end(choice, choice.output([], choice.owed))
 
     def abort(self, request_id: str) -> None:
         """End a request's choices with reason "abort", told by the next step; unknown and finished ones are ignored."""
@@ -267,7 +267,8 @@ class Engine:
     def _fail(self, choice: Choice, code: ErrorCode, message: str) -> None:
         self._scheduler.distrust(choice.sequence)
         choice.finish = Finish("error")
-        output = choice.output([], choice.held_text())
+        # What the text holds back stays untold: another version that goes on after these tokens tells it.
+        output = choice.output([], "")
         output.error = EngineError(code, message)
         self._end(choice, output)
 

@@ -186,8 +186,11 @@ class EngineLoop:
         active = self._active[request_id]
         failed = next((output.error for output in outputs if output.error is not None), None)
         if failed is not None:
-            # One choice that fails ends the request: its client gets no part of an answer as if it were whole.
-            active.sink.put(outputs, last=False)
+            # One choice that fails ends the request: its client gets no part of an answer as if it were whole, and no
+            # response that holds nothing.
+            told = [output for output in outputs if output.error is None]
+            if told:
+                active.sink.put(told, last=False)
             self._end(request_id, RequestError(failed.code, failed.message))
             return
         active.running.difference_update(output.choice for output in outputs if output.finish_reason is not None)

@@ -86,14 +86,14 @@ class Generation:
 
     def engine_request(self) -> EngineRequest:
         """What the engine is asked for."""
-        attempt = self.request.extensions.attempt
+        claims = self.request.extensions.attempt or self.request.extensions.gateway
         return EngineRequest(
             id=self.id,
             prompt_ids=self._prompt.ids,
             params=self._engine_params(),
             output_ids=list(self.request.output_ids),
-            priority=attempt.priority if attempt else 0,
-            salt=attempt.tenant if attempt else "",
+            priority=claims.priority if claims else 0,
+            salt=claims.tenant if claims else "",
         )
 
     def respond(self, outputs: list[EngineOutput], error: RequestError | None = None) -> Response:
@@ -150,7 +150,8 @@ class Generation:
             choice.text += output.text
             return
         deltas = [state.reasoning.push(output.text)]
-        if output.finish_reason is not None:
+        # After a failure the version that goes on tells what is held back.
+        if output.finish_reason not in (None, "error"):
             deltas.append(state.reasoning.flush())
         for delta in deltas:
             choice.reasoning += delta.reasoning

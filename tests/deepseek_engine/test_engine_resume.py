@@ -1,9 +1,11 @@
 """A stream resumed elsewhere after any token goes on exactly as the unbroken one."""
 
 import pytest
+from deepseek_engine.text.output_text import OutputText
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_model import ToyModel, generate, toy_engine
+from toy_model import ToyModel, generate, toy_engine, toy_request
+from toy_tokenizer import toy_tokenizer
 
 PROMPT = list(range(60, 100))
 LENGTH = 24
@@ -73,10 +75,13 @@ def test_a_stop_token(seed, place):
 
 @pytest.mark.parametrize("params", [{"max_tokens": 8}, {"stop": ["a"], "max_tokens": 100}, {"logit_bias": {257: 90.0}}])
 def test_a_stream_that_had_ended_ends_again_without_new_tokens(params):
+    """Whoever sent the last token without the end sent what that token releases, and not what the end releases."""
     params = {"seed": 11, **params}
     whole = unbroken(**params)
     rest = generate(PROMPT, output_ids=whole.token_ids, **params)
-    assert (rest.token_ids, rest.text, len(rest.outputs)) == ([], "", 1)
+    told = [token for token in whole.token_ids if token < 256]
+    sent, _ = OutputText(toy_tokenizer(), params.get("stop", ())).push(told)
+    assert (rest.token_ids, sent + rest.text, len(rest.outputs)) == ([], whole.text, 1)
     assert (rest.last.finish_reason, rest.last.stop_reason) == (whole.last.finish_reason, whole.last.stop_reason)
 
 
@@ -88,3 +93,32 @@ def test_a_resumed_stream_may_reuse_prefixes_and_be_preempted():
     assert rest.token_ids == whole.token_ids[10:]
     assert rest.last.num_cached_tokens == 32
     assert rest.last.cumulative_logprob == pytest.approx(whole.last.cumulative_logprob, abs=1e-3)
+
+
+def test_cached_tokens_are_those_of_the_prompt():
+    params = {"max_tokens": LENGTH + 40, "ignore_eos": True, "seed": 5}
+    engine = toy_engine()
+    whole = generate(PROMPT, engine=engine, **params)
+    rest = generate(PROMPT, engine=engine, output_ids=whole.token_ids[:50], **params)
+    assert rest.last.num_cached_tokens == len(PROMPT)
+
+
+@pytest.mark.parametrize("cut", range(1, 10))
+def test_what_a_failed_engine_held_back_is_told_by_the_next(cut, monkeypatch):
+    """Half a character and the beginning of a stop string are not told with the failure."""
+    params = {"max_tokens": 12, "temperature": 0, "logit_bias": bias_to("ab\u20acnd"), "stop": ["bd", "dn"]}
+    whole = unbroken(**params)
+    engine = toy_engine()
+    engine.add(toy_request("r", PROMPT, **params))
+    outputs = [output for _ in range(cut) for output in engine.step()]
+    monkeypatch.setattr(engine._runner, "execute", lambda plan: 1 / 0)
+    outputs += engine.step()
+    assert outputs[-1].error is not None
+    sent = "".join(output.text for output in outputs)
+    rest = generate(PROMPT, output_ids=whole.token_ids[:cut], **params)
+    assert sent + rest.text == whole.text
+
+
+def bias_to(text):
+    """A bias that leaves only the bytes of `text`, so that whole characters and stop strings turn up."""
+    return dict.fromkeys(toy_tokenizer().encode(text, add_special_tokens=False), 40.0)

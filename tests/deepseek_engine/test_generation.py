@@ -143,6 +143,14 @@ def test_a_failed_generation_has_no_reason() -> None:
     assert response.choices[0].finish_reason is None
 
 
+def test_reasoning_that_is_held_back_is_not_told_with_a_failure() -> None:
+    """Another version that goes on tells it."""
+    served = generation(prompt="ask <think>", extensions=RequestExtensions(separate_reasoning=True))
+    failed = output("", count=2, token_ids=[], finish_reason="error")
+    (choice,) = served.respond([output("so </thi"), failed], RequestError(ErrorCode.INTERNAL, "failed")).choices
+    assert (choice.reasoning, choice.text) == ("so ", "")
+
+
 def test_a_prompt_that_opens_the_reasoning_makes_the_text_reasoning() -> None:
     apart = RequestExtensions(separate_reasoning=True)
     for given_as in ({"text": "ask <think>"}, {"text": None, "input_ids": WORDS.encode("ask <think>")}):
