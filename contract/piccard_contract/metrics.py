@@ -25,7 +25,7 @@ class MetricSpec:
     kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
     help: str
-    writer: Literal["router", "version", "admission"]
+    writer: Literal["router", "version", "admission", "supervisor"]
     buckets: tuple[float, ...] = ()
 
 
@@ -97,6 +97,13 @@ METRICS: tuple[MetricSpec, ...] = (
         "Requests whose tenant and priority were ignored for want of the gateway's signature.",
         "admission",
     ),
+    MetricSpec(
+        "piccard_direct_unsigned_claims_total",
+        "counter",
+        ("service", "version"),
+        "The same of requests that a version was sent without admission and router.",
+        "version",
+    ),
     MetricSpec("piccard_prompt_tokens_total", "counter", ("service", "version"), "Tokens of prompts.", "version"),
     MetricSpec("piccard_generated_tokens_total", "counter", ("service", "version"), "Tokens generated.", "version"),
     MetricSpec(
@@ -107,6 +114,20 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("piccard_sequences_waiting", "gauge", ("service", "version"), "Sequences that wait.", "version"),
     MetricSpec("piccard_cache_blocks_free", "gauge", ("service", "version"), "Free blocks of the cache.", "version"),
     MetricSpec("piccard_cache_blocks", "gauge", ("service", "version"), "Blocks of the cache.", "version"),
+    MetricSpec(
+        "piccard_revivals_total",
+        "counter",
+        ("service", "owner", "cause"),
+        "Starts of a process (`version-2`, `router`) that died, or was ended since its engine was stuck.",
+        "supervisor",
+    ),
+    MetricSpec(
+        "piccard_given_up",
+        "gauge",
+        ("service", "owner"),
+        "1 while a process is dead and not started any more, after too many starts that were no use.",
+        "supervisor",
+    ),
 )
 
 METRIC_SPECS = {spec.name: spec for spec in METRICS}

@@ -87,14 +87,23 @@ class Attempt(_Part):
     """What the router tells a version about an attempt; clients may not set it.
 
     Attributes:
+        tenant, priority, signature: what the gateway vouched for.
         router, process: owner and process id of the router, which says whether somebody still reads the answer.
     """
 
     cancel_token: str
     tenant: str = ""
     priority: int = 0
+    signature: str = ""
     router: str = Field(default="", pattern=r"^[a-z0-9_.]{0,64}$")
     process: int = Field(default=0, ge=0)
+
+    @property
+    def claims(self) -> GatewayClaims | None:
+        """Tenant and priority as the gateway sent them; None where it named none."""
+        if not (self.tenant or self.priority):
+            return None
+        return GatewayClaims.model_construct(tenant=self.tenant, priority=self.priority, signature=self.signature)
 
 
 class RequestExtensions(_Part):

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from piccard_contract.claims import ClaimsCheck
 from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.policy import Policy
 from piccard_contract.request import GenerateRequest, parse_request
 
-from piccard_canary.claims import ClaimsCheck
 from piccard_canary.counters import Counters
 
 

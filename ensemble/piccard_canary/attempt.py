@@ -88,6 +88,7 @@ def version_request(
                 cancel_token=token,
                 tenant=known.tenant,
                 priority=known.priority,
+                signature=known.signature,
                 router=router,
                 process=os.getpid(),
             ),

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from piccard_contract.file_watch import FileWatch
 from piccard_contract.home import Service, version_owner
 from piccard_contract.lifecycle import SERVING_STATES, ServiceState
 from piccard_contract.live_state import LiveState, Section
 from piccard_contract.process_lock import holder_pid
 from pydantic import ValidationError
-
-from piccard_canary.file_watch import FileWatch
 
 _PREFIX = version_owner(0).removesuffix("0")
 

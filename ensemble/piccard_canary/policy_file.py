@@ -3,9 +3,8 @@
 import threading
 from pathlib import Path
 
+from piccard_contract.file_watch import FileWatch
 from piccard_contract.policy import Policy, PolicyError, read_policy
-
-from piccard_canary.file_watch import FileWatch
 
 
 class PolicyFile:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from piccard_contract.claims import ClaimsCheck
 from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.lifecycle import now as time_of_day
 from piccard_contract.policy import Policy
@@ -15,7 +16,6 @@ from piccard_contract.response import Choice, Response
 from pydantic import ValidationError
 
 from piccard_canary.cancel import token_version
-from piccard_canary.claims import ClaimsCheck
 from piccard_canary.counters import NO_VERSION
 from piccard_canary.decision import decide
 from piccard_canary.delivery import Delivery, Streamed, Whole

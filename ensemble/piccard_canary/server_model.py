@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
+from piccard_contract.claims import ClaimsCheck
 from piccard_contract.errors import ErrorCode, RequestError, kind_of
 from piccard_contract.home import Service
 from piccard_contract.live_state import LiveState
@@ -25,7 +26,6 @@ from piccard_canary.admission import Admission
 from piccard_canary.availability import Availability
 from piccard_canary.call_errors import call_error
 from piccard_canary.cancel import CancelDesk
-from piccard_canary.claims import ClaimsCheck
 from piccard_canary.counters import Counters
 from piccard_canary.decision import Fleet
 from piccard_canary.metrics_export import Kind, MetricsExport

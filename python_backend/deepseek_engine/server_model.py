@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from piccard_contract.claims import ClaimsCheck
 from piccard_contract.home import Service, version_owner
 from piccard_contract.live_state import LiveState
 from piccard_contract.process_lock import ProcessLock
@@ -122,6 +123,7 @@ class VersionModel:
             number=self._number,
             on_fatal=lambda: os._exit(FATAL_STATUS),
             callers=Callers(self._service.process_lock),
+            claims=ClaimsCheck(self._service.gateway_secret),
         )
         self._metrics = VersionMetrics(self._service.name, self._number, self._server.stats)
         self._server.start()
@@ -155,7 +157,7 @@ class VersionModel:
 
     def _figures(self) -> dict[str, Any]:
         stats = self._server.stats
-        self._metrics.observe(stats)
+        self._metrics.observe(stats, self._server.unsigned_claims)
         return {
             "running": stats.running,
             "waiting": stats.waiting,

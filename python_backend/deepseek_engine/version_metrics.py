@@ -1,6 +1,6 @@
 """What a version counts for /metrics."""
 
-from piccard_contract.metrics import METRICS
+from piccard_contract.metrics import METRICS, MetricSpec
 from piccard_contract.reports import Samples
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -19,6 +19,7 @@ _GAUGES = {
     "piccard_cache_blocks_free": "free_blocks",
     "piccard_cache_blocks": "total_blocks",
 }
+_UNSIGNED = "piccard_direct_unsigned_claims_total"
 
 
 class VersionMetrics:
@@ -32,18 +33,22 @@ class VersionMetrics:
         self._registry = CollectorRegistry()
         labels = {"service": service, "version": str(version)}
         specs = {spec.name: spec for spec in METRICS if spec.writer == "version"}
-        self._counters = {
-            name: Counter(name, specs[name].help, specs[name].labels, registry=self._registry).labels(**labels)
-            for name in _TOTALS
-        }
+        self._counters = {name: _counter(specs[name], self._registry).labels(**labels) for name in _TOTALS}
         self._gauges = {
             name: Gauge(name, specs[name].help, specs[name].labels, registry=self._registry).labels(**labels)
             for name in _GAUGES
         }
+        unsigned = specs["piccard_direct_unsigned_claims_total"]
+        self._unsigned = Counter(unsigned.name, unsigned.help, unsigned.labels, registry=self._registry).labels(
+            **labels
+        )
+        self._ignored = 0
         self._last = {name: int(getattr(stats, field)) for name, field in _TOTALS.items()}
 
-    def observe(self, stats: EngineStats) -> None:
-        """Bring the families up to the engine's present figures."""
+    def observe(self, stats: EngineStats, unsigned_claims: int) -> None:
+        """Bring the families up to the engine's present figures, and to how many claims were ignored so far."""
+        self._unsigned.inc(unsigned_claims - self._ignored)
+        self._ignored = unsigned_claims
         for name, field in _TOTALS.items():
             total = int(getattr(stats, field))
             self._counters[name].inc(max(0, total - self._last[name]))
@@ -60,3 +65,7 @@ class VersionMetrics:
             # The library also tells when a counter was made.
             if not sample.name.endswith("_created")
         ]
+
+
+def _counter(spec: MetricSpec, registry: CollectorRegistry) -> Counter:
+    return Counter(spec.name, spec.help, spec.labels, registry=registry)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
+from piccard_contract.claims import ClaimsCheck
 from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.request import GenerateRequest, parse_request
 from piccard_contract.response import Choice, Response, response_outputs
@@ -21,6 +22,7 @@ from deepseek_engine.generation import Generation
 from deepseek_engine.prompt import Prompt, PromptReader
 from deepseek_engine.request import EngineOutput, EngineStats
 from deepseek_engine.responder import Responder
+from deepseek_engine.tenants import Tenants
 from deepseek_engine.version import OpenVersion
 
 _log = logging.getLogger(__name__)
@@ -51,7 +53,14 @@ class VersionServer:
     """
 
     def __init__(
-        self, version: OpenVersion, *, number: int, on_fatal: Callable[[], None], callers: Callers | None = None
+        self,
+        version: OpenVersion,
+        *,
+        number: int,
+        on_fatal: Callable[[], None],
+        callers: Callers | None = None,
+        claims: ClaimsCheck | None = None,
+        claims: knows which tenants the gateway vouched for; without it all are believed.
     ) -> None:
         self._version = version
         self._number = number
@@ -61,6 +70,7 @@ class VersionServer:
         self._prompts = PromptReader(version.tokenizer, version.vocab_size, version.max_model_len)
         self._loop = EngineLoop(version.backend, on_fatal=self._die, pause=version.pause)
         self._responder = Responder()
+        self._tenants = Tenants(claims)
         self._flights = Flights()
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="reader")
         # A cancel does not wait until long prompts are read.
@@ -99,6 +109,11 @@ class VersionServer:
         self, inputs: Mapping[str, Sequence[Any]], parameters: Mapping[str, Any], *, request_id: str, reply: Reply
     ) -> None:
         """Serve a request, given as `parse_request` reads it. Returns at once; what fails is told through `reply`."""
+    @property
+    def unsigned_claims(self) -> int:
+        """Requests whose tenant and priority were ignored, since nobody vouched for them."""
+        return self._tenants.ignored
+
         readers = self._cancels if _may_cancel(inputs) else self._readers
         try:
             readers.submit(self._read, inputs, parameters, request_id, reply)
@@ -113,7 +128,7 @@ class VersionServer:
             if request.extensions.cancel is not None:
                 self._cancel(request.extensions.cancel, reply)
             else:
-                self._begin(request, reply)
+                self._begin(self._tenants.settle(request), reply)
         # A request that nobody ends would hang its client for ever.
         except BaseException as error:
             if not isinstance(error, RequestError):

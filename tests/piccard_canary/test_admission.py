@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from piccard_canary.admission import Admission
-from piccard_canary.claims import ClaimsCheck
 from piccard_canary.counters import Counters
+from piccard_contract.claims import ClaimsCheck
 from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.policy import Policy
 from piccard_contract.request import GatewayClaims, GenerateRequest

@@ -7,7 +7,6 @@ from typing import Any
 
 from piccard_canary.availability import LoadedVersion
 from piccard_canary.cancel import CancelDesk
-from piccard_canary.claims import ClaimsCheck
 from piccard_canary.counters import Counters
 from piccard_canary.decision import Fleet
 from piccard_canary.protocols import Frame, Stamp
@@ -15,6 +14,7 @@ from piccard_canary.request_log import RequestLine
 from piccard_canary.router import Router, RouterSettings
 from piccard_canary.stream import Surroundings
 from piccard_canary.watchdog import Watchdog
+from piccard_contract.claims import ClaimsCheck
 from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.policy import Policy
 from piccard_contract.request import GenerateRequest

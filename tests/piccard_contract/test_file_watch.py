@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from piccard_canary.file_watch import SETTLED, FileWatch
+from piccard_contract.file_watch import SETTLED, FileWatch
 
 
 def written_long_ago(path: Path, text: str) -> None:

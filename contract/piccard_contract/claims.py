@@ -1,11 +1,13 @@
-"""Tenant and priority: believed only where the gateway of this start signed them."""
+"""Tenant and priority: believed only where the gateway of this start signed them.
+
+Admission, the routers and the versions each look for themselves, since a client can call any of them.
+"""
 
 import threading
 from pathlib import Path
 
+from piccard_contract.file_watch import FileWatch
 from piccard_contract.request import GatewayClaims
-
-from piccard_canary.file_watch import FileWatch
 
 
 class ClaimsCheck:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from piccard_canary.claims import ClaimsCheck
+from piccard_contract.claims import ClaimsCheck
 from piccard_contract.request import GatewayClaims
 
 CLAIMS = GatewayClaims(tenant="acme", priority=3)
