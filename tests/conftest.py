@@ -1,12 +1,33 @@
-"""Puts tests/support on the path and offers the fixtures that several areas share."""
+"""Puts tests/support on the path, says how properties are tested, and offers the fixtures that several areas share."""
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+# How long an example takes is no property: a busy machine may take any time.
+_PATIENT = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
+# The same examples at every run, so that a change is judged by what it changes.
+settings.register_profile("same", derandomize=True, **_PATIENT)
+# Others at every run, to look for what nobody thought of (CONTRIBUTING.md).
+settings.register_profile("explore", derandomize=False, **_PATIENT)
+settings.load_profile("same")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Says which tests stay together where several processes share them (pytest-xdist).
+
+    A file stays whole for its fixtures' sake. The real servers are one group, for one at a time is enough for a small
+    machine. What is long and in parts that need nothing of each other says so itself.
+    """
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            file = item.nodeid.partition("::")[0]
+            item.add_marker(pytest.mark.xdist_group("server" if "/server/" in file else file))
 
 
 @pytest.fixture(scope="session")

@@ -105,6 +105,34 @@ def test_an_error_comes_after_what_was_produced_and_ends_the_request() -> None:
     assert (sender.texts, sender.finals, sender.error) == (["a"], [True], FAILURE)
 
 
+def test_under_load_responses_rest_and_carry_more_but_first_tokens_do_not_wait() -> None:
+    clock = Clock()
+    work = 0.0
+
+    class Laborious(Sender):
+        def __call__(self, outputs: list[EngineOutput], error: RequestError | None, final: bool) -> None:
+            nonlocal work
+            work += 0.01
+            super().__call__(outputs, error, final)
+
+    responder = Responder(clock, lambda: work)
+    first, second = Laborious(), Laborious()
+    running = responder.outbox(first, relay=3.0)
+    running.put([output("a")], last=False)
+    drain(responder)
+    for text in "bc":
+        clock.now += 0.03
+        running.put([output(text)], last=False)
+        drain(responder)
+    assert first.texts == ["a"]
+    responder.outbox(second, relay=3.0).put([output("x")], last=False)
+    drain(responder)
+    assert (first.texts, second.texts) == (["a"], ["x"])
+    clock.now += 0.2
+    drain(responder)
+    assert first.texts == ["a", "bc"]
+
+
 def test_requests_take_turns() -> None:
     responder = Responder()
     order: list[str] = []
@@ -181,7 +209,7 @@ def test_threads_that_produce_while_it_sends_lose_nothing(producers: int, count:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(sender.ended.wait(10) for sender in senders)
+    assert all(sender.ended.wait(60) for sender in senders)
     responder.stop()
     expected = "".join(f"{number}," for number in range(count))
     assert ["".join(sender.texts) for sender in senders] == [expected] * producers

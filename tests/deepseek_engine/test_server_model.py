@@ -127,7 +127,7 @@ def report(home: Path) -> dict[str, Any]:
 
 def run(model: Any, request: Request) -> list[dict[str, np.ndarray[Any, Any]]]:
     assert model.execute([request]) is None
-    assert request.sender.ended.wait(10)
+    assert request.sender.ended.wait(60)
     return request.sender.responses
 
 
@@ -171,7 +171,7 @@ def test_a_client_that_leaves_is_noticed_and_never_asked_after_its_end(model: An
     request = Request(text_input=text("a"), extensions=text('{"script": {"hang_at": 0}}'))
     model.execute([request])
     request.sender.gone = True
-    assert request.sender.ended.wait(10)
+    assert request.sender.ended.wait(60)
     assert json.loads(request.sender.responses[-1]["status"][0])["code"] == "CANCELLED"
 
 

@@ -71,7 +71,7 @@ def test_the_loop_runs_it(tmp_path: Path, checkpoint: Path) -> None:
     loop = EngineLoop(version.backend, on_fatal=lambda error: None)
     loop.start()
     loop.submit(EngineRequest("a", [5, 6, 7], SamplingParams(max_tokens=4, seed=1)), Sink())
-    assert ended.wait(30)
+    assert ended.wait(60)
     loop.stop()
 
 

@@ -1,9 +1,9 @@
-import time
 from pathlib import Path
 
 from deepseek_engine.request import EngineStats
 from deepseek_engine.version_metrics import VersionMetrics
 from deepseek_engine.version_report import ReportPublisher
+from patience import wait_until
 from piccard_contract.live_state import LiveState
 from piccard_contract.metrics import METRICS
 from piccard_contract.reports import VersionReport
@@ -30,10 +30,7 @@ def test_changes_and_figures_reach_the_section(tmp_path: Path) -> None:
     publisher.follow(lambda: {"running": running})
     publisher.start()
     running = 5
-    deadline = time.monotonic() + 10
-    while read().running != 5:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: read().running == 5)
     assert read().label == "v1"
     running = 7
     publisher.stop()
@@ -67,10 +64,7 @@ def test_figures_that_fail_once_do_not_silence_it(tmp_path: Path) -> None:
 
     publisher.follow(figures)
     publisher.start()
-    deadline = time.monotonic() + 10
-    while calls < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: calls >= 3)
     publisher.stop()
 
 

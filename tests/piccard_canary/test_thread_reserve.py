@@ -16,7 +16,7 @@ def test_a_thread_is_used_again() -> None:
             done.set()
 
         reserve.run(work)
-        assert done.wait(10)
+        assert done.wait(60)
         while reserve._idle == 0:
             pass
 
@@ -29,12 +29,12 @@ def test_blocked_work_keeps_no_other_waiting() -> None:
     running = threading.Barrier(9)
 
     def work() -> None:
-        running.wait(10)
-        release.wait(10)
+        running.wait(60)
+        release.wait(60)
 
     for _ in range(8):
         reserve.run(work)
-    running.wait(10)
+    running.wait(60)
     release.set()
     while reserve._idle < 2:
         pass
@@ -49,7 +49,7 @@ def test_work_is_never_left_lying() -> None:
         for _ in range(burst):
             reserve.run(done.release)
         for _ in range(burst):
-            assert done.acquire(timeout=10)
+            assert done.acquire(timeout=60)
 
     assert reserve._waiting.empty()
 

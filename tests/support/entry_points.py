@@ -18,7 +18,7 @@ from piccard_server import RunningServer
 from triton_calls import JSON_INPUTS, GrpcStream, Outputs, elements, grpc_inputs, outputs_of
 from tritonclient.utils import InferenceServerException
 
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 
 
 @dataclass

@@ -25,6 +25,7 @@ from piccard_contract.home import Service, version_owner
 from piccard_contract.lifecycle import ServiceState
 from piccard_contract.live_state import LiveState, Section
 from piccard_contract.version_file import Profile, Runner, VersionFile
+from ports import free_ports
 
 Answer = TypeVar("Answer")
 
@@ -41,15 +42,6 @@ def make_scripted_home(folder: Path, versions: int = 2, **policy: Any) -> Servic
     if policy:
         update_policy(service, **policy)
     return service
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that are free now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
 
 
 def wait_for(look: Callable[[], Answer | None], timeout: float, what: str) -> Answer:
@@ -88,7 +80,7 @@ class RunningServer:
             )
         self.ports = ports
 
-    def wait_ready(self, timeout: float = 90.0) -> "RunningServer":
+    def wait_ready(self, timeout: float = 150.0) -> "RunningServer":
         """Wait until /readyz says yes and the supervisor has loaded every version that state.json wants."""
         wait_for(self._ready_or_over, timeout, f"the server; it printed:\n{self.printed()}")
         return self
@@ -110,7 +102,7 @@ class RunningServer:
     def get(self, path: str) -> tuple[int, Any]:
         """Status and JSON of the supervisor's /livez or /readyz; status 0 where nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://{self.health}/{path}", timeout=20) as answer:
+            with urllib.request.urlopen(f"http://{self.health}/{path}", timeout=60) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
@@ -118,7 +110,7 @@ class RunningServer:
             return 0, None
 
     def metrics_text(self) -> str:
-        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=60) as answer:
             text: str = answer.read().decode()
             return text
 
@@ -158,7 +150,7 @@ class RunningServer:
         """Run the command against this home."""
         return run_piccard(self.home, *arguments, check=check)
 
-    def stop(self, timeout: float = 60.0, number: int = signal.SIGTERM) -> int:
+    def stop(self, timeout: float = 120.0, number: int = signal.SIGTERM) -> int:
         """End it as a user would, and fail where anything is left.
 
         Returns:

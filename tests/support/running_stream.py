@@ -21,7 +21,7 @@ class RunningStream:
     """
 
     def __init__(
-        self, address: str, model: str, *, headers: dict[str, str] | None = None, timeout: float = 60.0, **options: Any
+        self, address: str, model: str, *, headers: dict[str, str] | None = None, timeout: float = 120.0, **options: Any
     ) -> None:
         self.responses: list[Outputs] = []
         self.error: Exception | None = None
@@ -30,7 +30,7 @@ class RunningStream:
         self._thread = threading.Thread(target=self._run, args=(address, model, headers, options), daemon=True)
         self._thread.start()
 
-    def wait_first(self, timeout: float = 30.0) -> "RunningStream":
+    def wait_first(self, timeout: float = 60.0) -> "RunningStream":
         """Wait until its first response came."""
         assert self._first.wait(timeout), f"no response within {timeout} s"
         assert self.error is None, self.error

@@ -88,7 +88,7 @@ class GrpcStream:
             enable_empty_final_response=True,
         )
 
-    def next(self, timeout: float = 20.0) -> tuple[Outputs, bool]:
+    def next(self, timeout: float = 60.0) -> tuple[Outputs, bool]:
         """The next response and whether it is the final one. Raises InferenceServerException for an error."""
         result, error = self._events.get(timeout=timeout)
         if error is not None:
@@ -96,7 +96,7 @@ class GrpcStream:
         response = result.get_response()
         return outputs_of(result), response.parameters["triton_final_response"].bool_param
 
-    def responses(self, timeout: float = 20.0) -> Iterator[Outputs]:
+    def responses(self, timeout: float = 60.0) -> Iterator[Outputs]:
         """Responses of the request that was sent, up to the final one; empty ones are left out."""
         final = False
         while not final:
@@ -125,7 +125,7 @@ def grpc_stream(
 
 
 def http_generate(
-    address: str, model: str, *, version: str = "", stream: bool = False, timeout: float = 30.0, **fields: Any
+    address: str, model: str, *, version: str = "", stream: bool = False, timeout: float = 60.0, **fields: Any
 ) -> tuple[int, list[dict[str, Any]]]:
     """POST /generate, or /generate_stream with `stream`: the status and the JSON objects of the answer.
 
@@ -139,7 +139,7 @@ def http_generate(
 
 
 def open_generate(
-    address: str, model: str, *, version: str = "", stream: bool = False, timeout: float = 30.0, **fields: Any
+    address: str, model: str, *, version: str = "", stream: bool = False, timeout: float = 60.0, **fields: Any
 ) -> Any:
     """The open answer of /generate or /generate_stream, also where its status tells of an error."""
     where = f"models/{model}/versions/{version}" if version else f"models/{model}"

@@ -12,15 +12,20 @@ pytest.importorskip("triton")
 FILES = sorted(Path(__file__).parent.glob("test_*_triton.py"))
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_passes_in_the_interpreter(file: Path) -> None:
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "file", [pytest.param(file, id=file.stem, marks=pytest.mark.xdist_group(file.stem)) for file in FILES]
+)
+def test_passes_in_the_interpreter(file: Path, pytestconfig: pytest.Config) -> None:
+    names = ("--hypothesis-profile", "--hypothesis-seed")
+    explored = [f"{name}={value}" for name in names if (value := pytestconfig.getoption(name)) is not None]
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu", str(file)],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu", *explored, str(file)],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=file.parents[3],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1100,
     )
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
     assert " passed" in result.stdout
