@@ -1,12 +1,12 @@
 """Cancel tokens, and calls that hang on a version without hanging anybody else."""
 
 import threading
-import time
 
 import pytest
 from canary_fakes import PlayedVersions
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import wait_until
 from piccard_canary.cancel import CancelDesk, mint_token, token_version
 
 
@@ -36,8 +36,8 @@ def test_an_answer_is_told() -> None:
     versions.cancelled = lambda version, token: token == "yes"
     desk = CancelDesk(versions, print)
 
-    assert desk.ask(2, "yes", timeout=10)
-    assert not desk.ask(2, "no", timeout=10)
+    assert desk.ask(2, "yes", timeout=60)
+    assert not desk.ask(2, "no", timeout=60)
     assert versions.cancels == [(2, "yes"), (2, "no")]
 
 
@@ -50,7 +50,7 @@ def test_a_failed_call_is_logged() -> None:
     versions.cancelled = fail
     logged: list[str] = []
 
-    assert not CancelDesk(versions, logged.append).ask(2, "token", timeout=10)
+    assert not CancelDesk(versions, logged.append).ask(2, "token", timeout=60)
     assert "broken pipe" in logged[0]
 
 
@@ -59,7 +59,7 @@ def test_calls_that_hang_are_bounded() -> None:
     release = threading.Event()
 
     def hang(version: int, token: str) -> bool:
-        return version == 1 or release.wait(30)
+        return version == 1 or release.wait(60)
 
     versions.cancelled = hang
     desk = CancelDesk(versions, print, limit=2)
@@ -67,10 +67,7 @@ def test_calls_that_hang_are_bounded() -> None:
         desk.post(2, "token")
     assert desk.dropped == 1
     # With no thread left it says no at once.
-    assert not desk.ask(1, "token", timeout=30)
+    assert not desk.ask(1, "token", timeout=60)
 
     release.set()
-    deadline = time.monotonic() + 10
-    while not desk.ask(1, "token", timeout=10):
-        assert time.monotonic() < deadline, "the desk did not recover"
-        time.sleep(0.005)
+    wait_until(lambda: desk.ask(1, "token", timeout=60))

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from patience import wait_until
 from piccard_canary.publisher import Publisher
 from piccard_contract.live_state import MAX_PAYLOAD, LiveStateError
 
@@ -61,8 +62,7 @@ def test_a_failure_is_said_once_and_does_not_end_it() -> None:
 
     one = publisher(section, dict, logged, also=also)
     one.start()
-    while len(rounds) < 5:
-        pass
+    wait_until(lambda: len(rounds) >= 5)
     one.stop()
 
     assert len(logged) == 1

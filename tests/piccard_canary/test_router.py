@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from canary_fakes import Client, Play, Scene
+from patience import wait_until
 from piccard_contract.errors import ErrorCode
 from piccard_contract.request import GenerateRequest, RequestExtensions
 from piccard_contract.routing import RouteKeys
@@ -35,7 +36,7 @@ def hanging(stage: Scene) -> Client:
     """A stream that waits for the canary's third token."""
     stage.versions.hanging.clear()
     client = stage.start(ask(route=RouteKeys(canary="true")))
-    assert stage.versions.hanging.wait(10)
+    assert stage.versions.hanging.wait(60)
     return client
 
 
@@ -77,7 +78,8 @@ def test_there_is_a_limit(stage: Scene) -> None:
     assert stage.router.in_flight() == {2: 8}
 
     stage.versions.over.set()
-    assert all(one.over.wait(10) for one in waiting)
+    for one in waiting:
+        stage.wait_over(one)
     assert stage.run(ask()).error is None
 
 
@@ -93,7 +95,7 @@ def test_a_cancel_reaches_the_version(stage: Scene) -> None:
     stage.versions.cancelled = end
     assert cancel(stage, token)
     assert stage.versions.cancels == [(2, token)]
-    assert client.over.wait(10)
+    stage.wait_over(client)
     assert client.error is not None
     assert client.error.code is ErrorCode.CANCELLED
     assert len(stage.versions.calls) == 1
@@ -112,7 +114,7 @@ def test_a_cancel_of_a_stuck_version_ends_the_request_too(stage: Scene) -> None:
     assert cancel(stage, token)
 
     stage.watchdog.look()
-    assert client.over.wait(10)
+    stage.wait_over(client)
     assert client.error is not None
     assert client.error.code is ErrorCode.CANCELLED
 
@@ -120,7 +122,7 @@ def test_a_cancel_of_a_stuck_version_ends_the_request_too(stage: Scene) -> None:
 def test_the_token_of_an_earlier_attempt_cancels_the_present_one() -> None:
     stage = Scene({1: Play(hang_at=3), 2: Play(fail_at=1)})
     client = stage.start(ask(route=RouteKeys(canary="true")))
-    assert stage.versions.hanging.wait(10)
+    assert stage.versions.hanging.wait(60)
     first, present = client.responses[0].cancel_token, client.responses[-1].cancel_token
     assert first is not None
     assert first != present
@@ -128,7 +130,7 @@ def test_the_token_of_an_earlier_attempt_cancels_the_present_one() -> None:
     stage.versions.cancelled = lambda version, sent: stage.versions.over.set() is None
     assert cancel(stage, first)
     assert stage.versions.cancels == [(1, present)]
-    assert client.over.wait(10)
+    stage.wait_over(client)
 
 
 def test_tokens_of_other_processes_are_sent_to_their_version(stage: Scene) -> None:
@@ -159,7 +161,7 @@ def test_the_watchdog_looks_by_itself() -> None:
     stage.watchdog.wake()
     stage.processes[2] = None
 
-    assert client.over.wait(10)
+    stage.wait_over(client)
     assert client.error is None
     stage.watchdog.stop()
     stage.close()
@@ -171,10 +173,9 @@ def test_a_failing_look_does_not_end_the_watchdog() -> None:
     del stage.processes[2]
     stage.watchdog.start()
     stage.watchdog.wake()
-    while not stage.logged:
-        pass
+    wait_until(lambda: stage.logged)
     stage.processes[2] = None
 
-    assert client.over.wait(10)
+    stage.wait_over(client)
     stage.watchdog.stop()
     stage.close()

@@ -7,6 +7,7 @@ import pytest
 from canary_fakes import Client, Play, Scene
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import wait_until
 from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.request import GenerateRequest, RequestExtensions
 from piccard_contract.routing import RouteKeys
@@ -283,13 +284,13 @@ def test_both_fail_before_the_first_token(scene: Callable[..., Scene]) -> None:
 def test_a_missed_deadline_is_met_by_stable(scene: Callable[..., Scene], at: int, stream: bool) -> None:
     stage = scene({1: Play(), 2: Play(base=2000, hang_at=at)}, deadlines={"first_token": 5.0, "between_tokens": 3.0})
     client = stage.start(ask(stream=stream))
-    assert stage.versions.hanging.wait(10)
+    assert stage.versions.hanging.wait(60)
     stage.watchdog.look()
     assert not client.over.wait(0.05)
 
     stage.clock.now += 5.1 if at == 0 else 3.1
     stage.watchdog.look()
-    assert client.over.wait(10)
+    stage.wait_over(client)
 
     assert client.text() == expected(0, (2000, at), (1000, 4))
     assert stage.versions.cancels[0][0] == 2
@@ -300,10 +301,10 @@ def test_a_missed_deadline_is_met_by_stable(scene: Callable[..., Scene], at: int
 def test_an_abandoned_attempt_is_never_heard_of_again(scene: Callable[..., Scene]) -> None:
     stage = scene({1: Play(), 2: Play(base=2000, hang_at=1)})
     client = stage.start(ask())
-    assert stage.versions.hanging.wait(10)
+    assert stage.versions.hanging.wait(60)
     stage.clock.now += 1000
     stage.watchdog.look()
-    assert client.over.wait(10)
+    stage.wait_over(client)
     before = client.text()
 
     # Now the version comes back to life; its thread ends without a word (the client would fail on one).
@@ -318,10 +319,10 @@ def test_an_abandoned_attempt_is_never_heard_of_again(scene: Callable[..., Scene
 def test_a_death_is_met_at_once(scene: Callable[..., Scene]) -> None:
     stage = scene({1: Play(), 2: Play(base=2000, hang_at=2)})
     client = stage.start(ask())
-    assert stage.versions.hanging.wait(10)
+    assert stage.versions.hanging.wait(60)
     stage.processes[2] = None
     stage.watchdog.look()
-    assert client.over.wait(10)
+    stage.wait_over(client)
 
     assert client.text() == expected(0, (2000, 2), (1000, 4))
     assert client.responses[-1].details["route"]["attempts"] == [{"version": 2, "code": "VERSION_DIED"}]
@@ -332,21 +333,21 @@ def test_a_death_is_met_at_once(scene: Callable[..., Scene]) -> None:
 def test_a_revived_process_is_another(scene: Callable[..., Scene]) -> None:
     stage = scene({1: Play(), 2: Play(base=2000, hang_at=2)})
     client = stage.start(ask())
-    assert stage.versions.hanging.wait(10)
+    assert stage.versions.hanging.wait(60)
     stage.processes[2] = 999
     stage.watchdog.look()
 
-    assert client.over.wait(10)
+    stage.wait_over(client)
     assert client.responses[-1].served_version == 1
 
 
 def test_the_deadline_of_a_pin_is_told(scene: Callable[..., Scene]) -> None:
     stage = scene({1: Play(), 2: Play(hang_at=0)})
     client = stage.start(ask(route=RouteKeys(version=2)))
-    assert stage.versions.hanging.wait(10)
+    assert stage.versions.hanging.wait(60)
     stage.clock.now += 61
     stage.watchdog.look()
-    assert client.over.wait(10)
+    stage.wait_over(client)
 
     assert client.error is not None
     assert client.error.code is ErrorCode.DEADLINE_EXCEEDED
@@ -356,10 +357,10 @@ def test_the_deadline_of_a_pin_is_told(scene: Callable[..., Scene]) -> None:
 def test_an_abandoned_stream_ends(scene: Callable[..., Scene]) -> None:
     stage = scene({1: Play(), 2: Play(hang_at=2)}, abandoned_limit=10.0, deadlines={"between_tokens": 3600.0})
     client = stage.start(ask())
-    assert stage.versions.hanging.wait(10)
+    assert stage.versions.hanging.wait(60)
     stage.clock.now += 10.5
     stage.watchdog.look()
-    assert client.over.wait(10)
+    stage.wait_over(client)
 
     assert client.error is not None
     assert "abandoned_limit" in client.error.message
@@ -369,7 +370,7 @@ def test_an_abandoned_stream_ends(scene: Callable[..., Scene]) -> None:
 def test_tokens_that_come_meanwhile_disprove_a_fault(scene: Callable[..., Scene]) -> None:
     stage = scene({1: Play(), 2: Play(hang_at=1)})
     client = stage.start(ask())
-    assert stage.versions.hanging.wait(10)
+    assert stage.versions.hanging.wait(60)
     stream = stage.router.streams()[0]
     attempt = stream.current
     assert attempt is not None
@@ -440,12 +441,3 @@ def test_other_requests_keep_their_seed(scene: Callable[..., Scene], sampling: S
     stage.run(ask(sampling=sampling))
 
     assert stage.versions.calls[0][1].sampling.seed == sampling.seed
-
-
-def wait_until(look: Callable[[], bool], timeout: float = 10.0) -> None:
-    import time
-
-    deadline = time.monotonic() + timeout
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

@@ -2,6 +2,7 @@
 
 import threading
 
+from patience import wait_until
 from piccard_canary.thread_reserve import ThreadReserve
 
 
@@ -17,8 +18,7 @@ def test_a_thread_is_used_again() -> None:
 
         reserve.run(work)
         assert done.wait(60)
-        while reserve._idle == 0:
-            pass
+        wait_until(lambda: reserve._idle)
 
     assert len(used) == 1
 
@@ -36,8 +36,7 @@ def test_blocked_work_keeps_no_other_waiting() -> None:
         reserve.run(work)
     running.wait(60)
     release.set()
-    while reserve._idle < 2:
-        pass
+    wait_until(lambda: reserve._idle == 2)
     assert reserve._idle == 2
 
 
@@ -64,7 +63,6 @@ def test_a_waiting_thread_holds_nothing() -> None:
     seen = weakref.ref(held)
     reserve.run(lambda held=held: None)  # type: ignore[misc]
     del held
-    while reserve._idle == 0:
-        pass
+    wait_until(lambda: reserve._idle)
 
     assert seen() is None

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from patience import PATIENCE, wait_until
 from piccard_canary.availability import LoadedVersion
 from piccard_canary.cancel import CancelDesk
 from piccard_canary.counters import Counters
@@ -108,7 +109,7 @@ class PlayedVersions:
                 return
             if index == play.hang_at:
                 self.hanging.set()
-                self.over.wait(30)
+                self.over.wait()
                 return
             last = index == play.tokens - 1
             choices = [
@@ -179,6 +180,7 @@ class Scene:
         self.clock = HandClock()
         self.counters = Counters("deepseek", "router")
         self.lines: list[RequestLine] = []
+        self.clients: list[Client] = []
         self.logged: list[str] = []
         self.policy = Policy(**{"canary": 2, **policy})
         self.stable = stable
@@ -206,15 +208,23 @@ class Scene:
 
     def run(self, request: GenerateRequest) -> Client:
         """Answer a request on this thread."""
-        client = Client()
+        client = self._client(request)
         self.router.answer(request.model_dump_json(), client)
         return client
 
     def start(self, request: GenerateRequest) -> Client:
         """Answer a request on a thread of its own."""
-        client = Client()
+        client = self._client(request)
         threading.Thread(target=self.router.answer, args=(request.model_dump_json(), client), daemon=True).start()
         return client
+
+    def wait_over(self, client: Client) -> None:
+        """Wait until a request has its end and the router is done with it.
+
+        The client hears of its end before the router has counted it; its line is the last thing that is written.
+        """
+        assert client.over.wait(PATIENCE), f"no end came, but {len(client.responses)} responses"
+        wait_until(lambda: len(self.lines) >= sum(one.ended for one in self.clients))
 
     def counted(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels."""
@@ -226,6 +236,13 @@ class Scene:
 
     def close(self) -> None:
         self.versions.over.set()
+
+    def _client(self, request: GenerateRequest) -> Client:
+        client = Client()
+        # A cancel is no request of its own, and has no line.
+        if request.extensions.cancel is None:
+            self.clients.append(client)
+        return client
 
 
 def _nowhere() -> Any:
