@@ -12,6 +12,7 @@ from itertools import count
 from piccard_contract.errors import RequestError
 
 from deepseek_engine.request import EngineOutput
+from deepseek_engine.send_budget import SendBudget
 
 _log = logging.getLogger(__name__)
 
@@ -37,11 +38,13 @@ class Outbox:
     the last one everything is ignored, so that exactly one final response is sent.
     """
 
-    def __init__(self, responder: "Responder", send: Send, *, hold: bool, interval: float) -> None:
+    def __init__(self, responder: "Responder", send: Send, *, hold: bool, interval: float, relay: float) -> None:
         self._responder = responder
         self.send = send
         self.hold = hold
         self.interval = interval
+        self.relay = relay
+        self.sent_tokens = False
         self.state = _State.IDLE
         self.pending: list[EngineOutput] = []
         self.error: RequestError | None = None
@@ -65,13 +68,21 @@ class Outbox:
 class Responder:
     """Sends the responses of all requests, in turn, on one thread.
 
+    First tokens go before all others and never wait; the rest keeps to a budget of time.
+
     Args:
         clock: seconds, monotonic.
+        work: seconds of a core that the calling thread has used.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, work: Callable[[], float] = time.thread_time
+    ) -> None:
         self._clock = clock
+        self._work = work
         self._changed = threading.Condition()
+        self._budget = SendBudget()
+        self._urgent: deque[Outbox] = deque()
         self._ready: deque[Outbox] = deque()
         self._timed: list[tuple[float, int, Outbox]] = []
         self._order = count()
@@ -82,15 +93,16 @@ class Responder:
         """Start the thread."""
         self._thread.start()
 
-    def outbox(self, send: Send, *, hold: bool = False, interval: float = 0.0) -> Outbox:
+    def outbox(self, send: Send, *, hold: bool = False, interval: float = 0.0, relay: float = 0.0) -> Outbox:
         """Where a request's outputs go.
 
         Args:
             send: called on the responder's thread; what it raises is logged and ends nothing.
             hold: send one response only, the last.
             interval: seconds between responses; the first and the last do not wait.
+            relay: what passing a response on costs others, in multiples of its sending.
         """
-        return Outbox(self, send, hold=hold, interval=interval)
+        return Outbox(self, send, hold=hold, interval=interval, relay=relay)
 
     def stop(self, timeout: float = 5.0) -> None:
         """End the thread after everything that is ready was sent."""
@@ -127,7 +139,7 @@ class Responder:
                 while outbox is None:
                     if self._stopping:
                         return
-                    self._changed.wait(self._timed[0][0] - self._clock() if self._timed else None)
+                    self._changed.wait(self._pause())
                     outbox = self._due()
             self._send(outbox)
 
@@ -135,8 +147,7 @@ class Responder:
         if outbox.state not in (_State.IDLE, _State.TIMED):
             return
         if outbox.ended or outbox.announced or not (outbox.hold or self._clock() < outbox.next_at):
-            outbox.state = _State.READY
-            self._ready.append(outbox)
+            self._make_ready(outbox)
             self._changed.notify()
         elif not outbox.hold and outbox.state is _State.IDLE:
             outbox.state = _State.TIMED
@@ -149,9 +160,24 @@ class Responder:
             outbox = heapq.heappop(self._timed)[2]
             # One that has ended meanwhile did not wait.
             if outbox.state is _State.TIMED:
-                outbox.state = _State.READY
-                self._ready.append(outbox)
-        return self._ready.popleft() if self._ready else None
+                self._make_ready(outbox)
+        if self._urgent:
+            return self._urgent.popleft()
+        if self._ready and (self._stopping or not self._budget.rest(now)):
+            return self._ready.popleft()
+        return None
+
+    def _make_ready(self, outbox: Outbox) -> None:
+        outbox.state = _State.READY
+        (self._ready if outbox.sent_tokens else self._urgent).append(outbox)
+
+    def _pause(self) -> float | None:
+        """Seconds until something may become due by itself."""
+        now = self._clock()
+        waits = [self._timed[0][0] - now] if self._timed else []
+        if self._ready:
+            waits.append(self._budget.rest(now))
+        return min(waits) if waits else None
 
     def _send(self, outbox: Outbox) -> None:
         with self._changed:
@@ -159,13 +185,17 @@ class Responder:
             outputs, outbox.pending = outbox.pending, []
             final, error = outbox.ended, outbox.error
             outbox.announced = False
+            started, worked = self._clock(), self._work()
         try:
             outbox.send(outputs, error, final)
         except Exception:
             _log.exception("a response could not be sent")
         with self._changed:
             outbox.state = _State.CLOSED if final else _State.IDLE
+            now = self._clock()
+            self._budget.spend(started, self._work() - worked, outbox.relay)
             if outputs:
-                outbox.next_at = self._clock() + outbox.interval
+                outbox.sent_tokens = True
+                outbox.next_at = now + outbox.interval
             if not final and (outbox.pending or outbox.announced or outbox.ended):
                 self._schedule(outbox)

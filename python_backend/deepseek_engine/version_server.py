@@ -33,6 +33,10 @@ DISCONNECT_POLL = 0.05
 DISCONNECT_POLL_EACH = 0.002
 DISCONNECT_POLL_MOST = 0.15
 READER_THREADS = 2
+# What the server, and a router with it, spend on a response of a version, in multiples of what the version spends
+# (measured, docs/performance.md).
+RELAY_DIRECT = 1.0
+RELAY_ROUTER = 3.0
 # How long the last responses of a version that dies may take.
 DEATH_SECONDS = 2.0
 # How long a response to a router that has died may take: one that was on its way when it died never ends.
@@ -50,6 +54,7 @@ class VersionServer:
         on_fatal: called when the engine has failed and its requests were answered, or when no response can be sent any
             more; it is to end the process.
         callers: which routers live; without it all do.
+        claims: knows which tenants the gateway vouched for; without it all are believed.
     """
 
     def __init__(
@@ -60,17 +65,16 @@ class VersionServer:
         on_fatal: Callable[[], None],
         callers: Callers | None = None,
         claims: ClaimsCheck | None = None,
-        claims: knows which tenants the gateway vouched for; without it all are believed.
     ) -> None:
         self._version = version
         self._number = number
         self._on_fatal = on_fatal
         self._callers = callers
+        self._tenants = Tenants(claims)
         self._sending: tuple[Flight, float] | None = None
         self._prompts = PromptReader(version.tokenizer, version.vocab_size, version.max_model_len)
         self._loop = EngineLoop(version.backend, on_fatal=self._die, pause=version.pause)
         self._responder = Responder()
-        self._tenants = Tenants(claims)
         self._flights = Flights()
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="reader")
         # A cancel does not wait until long prompts are read.
@@ -105,15 +109,15 @@ class VersionServer:
         """Of the prompts so far; 4 before the first."""
         return self._text_bytes / self._text_tokens if self._text_tokens else 4.0
 
-    def take(
-        self, inputs: Mapping[str, Sequence[Any]], parameters: Mapping[str, Any], *, request_id: str, reply: Reply
-    ) -> None:
-        """Serve a request, given as `parse_request` reads it. Returns at once; what fails is told through `reply`."""
     @property
     def unsigned_claims(self) -> int:
         """Requests whose tenant and priority were ignored, since nobody vouched for them."""
         return self._tenants.ignored
 
+    def take(
+        self, inputs: Mapping[str, Sequence[Any]], parameters: Mapping[str, Any], *, request_id: str, reply: Reply
+    ) -> None:
+        """Serve a request, given as `parse_request` reads it. Returns at once; what fails is told through `reply`."""
         readers = self._cancels if _may_cancel(inputs) else self._readers
         try:
             readers.submit(self._read, inputs, parameters, request_id, reply)
@@ -154,6 +158,7 @@ class VersionServer:
             lambda outputs, error, final: self._answer(flight, outputs, error, final),
             hold=not request.stream,
             interval=request.extensions.coalesce_ms / 1000,
+            relay=RELAY_ROUTER if attempt else RELAY_DIRECT,
         )
         if not self._flights.add(flight):
             outbox.fail(_cancelled("by its token"))
