@@ -3,8 +3,10 @@
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from piccard_contract import file_watch
 from piccard_contract.file_watch import SETTLED, FileWatch
 
 
@@ -26,14 +28,16 @@ def test_a_settled_file_is_read_once(tmp_path: Path) -> None:
     assert not watch.changed()
 
 
-def test_a_fresh_file_is_read_again(tmp_path: Path) -> None:
+def test_a_fresh_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Another write may bear the same time.
     (tmp_path / "a").write_text("one")
+    written = (tmp_path / "a").stat().st_mtime
     watch = FileWatch(tmp_path / "a")
 
+    monkeypatch.setattr(file_watch, "time", SimpleNamespace(time=lambda: written + 0.9 * SETTLED))
     assert watch.changed()
     assert watch.changed()
-    time.sleep(2 * SETTLED)
+    monkeypatch.setattr(file_watch, "time", SimpleNamespace(time=lambda: written + 1.1 * SETTLED))
     assert watch.changed()
     assert not watch.changed()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from piccard_contract import live_state
 from piccard_contract.live_state import MAX_PAYLOAD, LiveState, LiveStateError
@@ -104,7 +104,7 @@ def test_a_report_of_another_process_is_not_alive(state: LiveState, monkeypatch:
     assert not section.alive
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.sampled_from(["router", "admission", "version-1", "version-12"]), st.integers()), max_size=8)
 )

@@ -16,7 +16,7 @@ from piccard_contract.process_lock import ProcessLock
 lock = ProcessLock(Path(sys.argv[1]))
 lock.acquire()
 print("held", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -87,7 +87,7 @@ def test_looking_never_keeps_a_process_from_its_lock(tmp_path: Path) -> None:
     try:
         for _ in range(20):
             lock = ProcessLock(path)
-            lock.acquire()
+            lock.acquire(timeout=60)
             lock.release()
     finally:
         stop.set()
