@@ -143,10 +143,14 @@ def test_two_operators_at_once(service: Service) -> None:
 
 
 def start(home: Path, first: int, second: int) -> "subprocess.Popen[str]":
+    # Neither waits in turn: with a slow disk one may find the lock taken for longer than a command waits.
     program = f"""
+from functools import partial
 from pathlib import Path
+from piccard import operation as module
 from piccard.operation import operation
 from piccard.promote import promote
+module.operator_lock = partial(module.operator_lock, timeout=200)
 for version in [{first}, {second}] * 10:
     with operation(Path({str(home)!r}), "deepseek") as op:
         promote(op, version)

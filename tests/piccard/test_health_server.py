@@ -11,7 +11,7 @@ from piccard_server import free_ports
 
 def ask(port: int, path: str) -> tuple[int, Any]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
