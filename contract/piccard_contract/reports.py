@@ -19,6 +19,7 @@ class VersionReport(_Report):
     Attributes:
         phase: loading until the engine can take requests; failed carries `reason`.
         started_at: Unix time of the process's start.
+        code_hash: of the engine's code that it runs, whatever version.yaml says.
         tokenizer_hash, template_hash: SHA-256; a stream is resumed only between versions where both agree.
         running, waiting: sequences.
         bytes_per_token: of text, measured; an estimate of tokens from bytes.
@@ -50,8 +51,13 @@ class VersionReport(_Report):
 
 
 class RouterReport(_Report):
-    """Sections `router` and `router_unary`: requests in flight by version, and metrics."""
+    """Sections `router` and `router_unary`: requests in flight by version, and metrics.
 
+    Attributes:
+        code_hash: of the ensemble's code that it runs.
+    """
+
+    code_hash: str = ""
     in_flight: dict[int, int] = Field(default_factory=dict)
     samples: Samples = Field(default_factory=list)
 
@@ -62,8 +68,10 @@ class AdmissionReport(_Report):
     Attributes:
         policy: the policy in use, as policy.yaml would hold it.
         policy_error: why the last edit of policy.yaml is not in use.
+        code_hash: of the ensemble's code that it runs.
     """
 
+    code_hash: str = ""
     policy: dict[str, Any] = Field(default_factory=dict)
     policy_error: str = ""
     samples: Samples = Field(default_factory=list)

@@ -89,7 +89,11 @@ class Attempt(_Part):
     Attributes:
         tenant, priority, signature: what the gateway vouched for.
         router, process: owner and process id of the router, which says whether somebody still reads the answer.
+
+    Keys that are not known are ignored: the router may be newer than the snapshot that it calls.
     """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     cancel_token: str
     tenant: str = ""

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from piccard_contract.errors import ErrorCode, RequestError
@@ -175,7 +175,7 @@ def parse_response(outputs: Mapping[str, Sequence[Any]]) -> Response:
         start += count
     return Response(
         choices=choices or [Choice()],
-        usage=Usage(**details.pop("usage", {"prompt_tokens": int(_first(outputs, "num_input_tokens") or 0)})),
+        usage=_usage(details.pop("usage", {"prompt_tokens": int(_first(outputs, "num_input_tokens") or 0)})),
         served_version=None if _first(outputs, "served_version") is None else int(_first(outputs, "served_version")),
         route_reason=_first_text(outputs, "route_reason"),
         cancel_token=_first_text(outputs, "cancel_token"),
@@ -213,7 +213,14 @@ def _error(outputs: Mapping[str, Sequence[Any]]) -> RequestError | None:
     status = json.loads(_text(outputs["status"][0]))
     if status["code"] == "OK":
         return None
-    return RequestError(ErrorCode(status["code"]), status["message"], retry_after=status.get("retry_after"))
+    # A version may be newer than its router, and know failures that this one does not.
+    code = ErrorCode(status["code"]) if status["code"] in list(ErrorCode) else ErrorCode.INTERNAL
+    return RequestError(code, status["message"], retry_after=status.get("retry_after"))
+
+
+def _usage(counts: Mapping[str, int]) -> Usage:
+    """The counts that are known here; a newer version may tell more."""
+    return Usage(**{part.name: counts[part.name] for part in fields(Usage) if part.name in counts})
 
 
 def _known(value: Any) -> float | None:

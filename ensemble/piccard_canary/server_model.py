@@ -13,6 +13,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 from piccard_contract.claims import ClaimsCheck
+from piccard_contract.code_hash import ENSEMBLE_PACKAGES, own_code_hash
 from piccard_contract.errors import ErrorCode, RequestError, kind_of
 from piccard_contract.home import Service
 from piccard_contract.live_state import LiveState
@@ -71,6 +72,7 @@ class _Process:
         self.writer = self.live_state.writer(self.owner)
         self.policy = PolicyFile(self.service.policy_file)
         self.claims = ClaimsCheck(self.service.gateway_secret)
+        self.code_hash = own_code_hash(ENSEMBLE_PACKAGES)
 
     def end(self) -> None:
         self._lock.release()
@@ -112,7 +114,10 @@ class AdmissionModel:
         # A broken edit is told even when no request comes.
         policy = self._process.policy.current().model_dump(mode="json", by_alias=True)
         report = AdmissionReport(
-            policy=policy, policy_error=self._process.policy.error, samples=self._counters.samples()
+            policy=policy,
+            policy_error=self._process.policy.error,
+            code_hash=self._process.code_hash,
+            samples=self._counters.samples(),
         )
         return report.model_dump()
 
@@ -175,7 +180,11 @@ class RouterModel:
             sender.fail(RequestError(ErrorCode.OVERLOADED, "the router cannot take another request", retry_after=1.0))
 
     def _report(self) -> dict[str, Any]:
-        return RouterReport(in_flight=self._router.in_flight(), samples=self._counters.samples()).model_dump()
+        return RouterReport(
+            in_flight=self._router.in_flight(),
+            code_hash=self._process.code_hash,
+            samples=self._counters.samples(),
+        ).model_dump()
 
 
 def _fleet(service: Service, availability: Availability) -> Fleet:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from piccard_contract.claims import ClaimsCheck
+from piccard_contract.code_hash import ENGINE_PACKAGES, own_code_hash
 from piccard_contract.home import Service, version_owner
 from piccard_contract.live_state import LiveState
 from piccard_contract.process_lock import ProcessLock
@@ -80,7 +81,8 @@ class VersionModel:
         self._lock.acquire()
         self._state = LiveState(self._service.live_state, self._service.run_folder)
         self._report = ReportPublisher(
-            self._state.writer(owner), VersionReport(version=self._number, started_at=time.time())
+            self._state.writer(owner),
+            VersionReport(version=self._number, started_at=time.time(), code_hash=own_code_hash(ENGINE_PACKAGES)),
         )
         self._report.start()
         try:
@@ -136,7 +138,6 @@ class VersionModel:
             profile=file.profile.value,
             device=version.device,
             linked=file.linked,
-            code_hash=file.hashes.code or "",
             tokenizer_hash=version.tokenizer.hash(),
             template_hash=version.tokenizer.template_hash(),
             max_model_len=version.max_model_len,

@@ -141,8 +141,8 @@ def test_an_unknown_sum_is_nan() -> None:
 
 @pytest.mark.parametrize(
     "outputs",
-    [{"text_output": ["a"], "status": ["{}x"]}, {"text_output": ["a"], "status": ['{"code": "NEW", "message": ""}']}],
-    ids=["no JSON", "unknown code"],
+    [{"text_output": ["a"], "status": ["{}x"]}, {"text_output": ["a"], "details": ["[1"]}],
+    ids=["a status that is no JSON", "details that are no JSON"],
 )
 def test_what_is_no_response(outputs: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r".+"):

@@ -1,54 +1,37 @@
 """What a version is published with: a copy of the engine's code, compiled, and hashes of everything."""
 
 import hashlib
-import importlib.util
 import json
 import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from piccard_contract.code_hash import ENGINE_PACKAGES, package_folder, packages_hash
 from piccard_contract.version_file import Hashes
 
 from piccard.repository import compile_file
 
-PACKAGES = ("deepseek_engine", "piccard_contract")
 CODE_FOLDER = "code"
 
 
 def copy_code(folder: Path) -> None:
     """Copy the engine and the contract to `folder`/code and compile them, so that nothing is written there later."""
-    for name in PACKAGES:
+    for name in ENGINE_PACKAGES:
         target = folder / CODE_FOLDER / name
-        shutil.copytree(_package(name), target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        shutil.copytree(package_folder(name), target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
         for path in sorted(target.rglob("*.py")):
             compile_file(path)
 
 
 def code_hash(folder: Path) -> str:
     """SHA-256 over the names and contents of all files of a code folder but what was compiled."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return packages_hash({"": folder})
 
 
 def installed_code_hash() -> str:
     """The hash that a snapshot of the installed engine would have."""
-    digest = hashlib.sha256()
-    files = [
-        (f"{name}/{path.relative_to(_package(name)).as_posix()}", path)
-        for name in PACKAGES
-        for path in _package(name).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
-    ]
-    # As `code_hash` sorts: by path, one part after the other.
-    for name, path in sorted(files, key=lambda item: Path(item[0])):
-        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return packages_hash({name: package_folder(name) for name in ENGINE_PACKAGES})
 
 
 def checkpoint_hashes(checkpoint: Path, *, weights: bool = True) -> Hashes:
@@ -90,10 +73,3 @@ def _files_hash(paths: Iterable[Path]) -> str:
 def _file_hash(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _package(name: str) -> Path:
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"{name} is not installed")
-    return Path(spec.origin).parent
