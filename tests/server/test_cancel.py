@@ -35,12 +35,12 @@ def idle(server: RunningServer) -> bool:
     )
 
 
-def start(server: RunningServer, extensions: dict[str, Any], canary: str = "true") -> RunningStream:
+def start(server: RunningServer, extensions: dict[str, Any], canary: str = "true", **headers: str) -> RunningStream:
     """A stream that would run for minutes, after its first response."""
     return RunningStream(
         server.grpc,
         server.service.ensemble,
-        headers={"x-canary": canary},
+        headers={"x-canary": canary, **headers},
         text_input="a b c",
         sampling_parameters={"max_tokens": 30_000},
         extensions=extensions,
@@ -65,7 +65,7 @@ def check_ended(server: RunningServer, stream: RunningStream) -> None:
     assert stream.error is not None
     assert "[CANCELLED version=" in str(stream.error)
     # Blocks are told of twice a second.
-    wait_for(lambda: idle(server), 5, "the versions to be idle")
+    wait_for(lambda: idle(server), 60, "the versions to be idle")
 
 
 @pytest.mark.parametrize("entry", ENTRY_POINTS)
@@ -79,18 +79,15 @@ def test_a_token_ends_its_generation_from_any_entry_point(server: RunningServer,
 
 
 def test_the_engine_ends_within_200_ms(server: RunningServer) -> None:
-    """Told by the version's own tokens: the last came at most 20 of its steps of 10 ms after the cancel."""
-    stream = start(server, ENDLESS)
-    time.sleep(0.3)
-    before = len(stream.token_ids)
+    """Told by the version's own tokens: at most 20 of its steps of 10 ms come after the answer to the cancel."""
     begun = time.monotonic()
+    stream = start(server, ENDLESS)
     assert cancel(server, token_of(stream))
-    stream.wait()
-    took = time.monotonic() - begun
+    # Tokens are made rightly until then, and a version that waits for a processor makes fewer.
+    rightly = (time.monotonic() - begun) / 0.01
 
-    # The cancel itself takes its time on a busy machine, during which tokens are made rightly.
-    assert len(stream.token_ids) - before <= 20 + took / 0.01
     check_ended(server, stream)
+    assert len(stream.token_ids) <= rightly + 20
 
 
 def test_an_announced_token_ends_what_has_no_token_yet(server: RunningServer) -> None:
@@ -115,14 +112,13 @@ def test_an_announcement_without_stream_is_no_response_of_its_own(server: Runnin
 
 
 def test_cancelled_requests_are_counted(server: RunningServer) -> None:
-    # Counts take up to two seconds from a router to the server's metrics; those of earlier tests shall have come.
-    time.sleep(3)
-    before = counted(server, "piccard_cancels_total")
-    stream = start(server, ENDLESS)
+    stream = start(server, ENDLESS, **{"x-request-id": "cancelled-and-counted"})
     cancel(server, token_of(stream))
     check_ended(server, stream)
 
-    wait_for(lambda: counted(server, "piccard_cancels_total") == before + 1, 10, "the count")
+    wait_for(lambda: "cancelled-and-counted" in cancelled_ids(server), 60, "its line")
+    # Counts take some seconds from a router to the server's metrics; those of earlier tests come by then, too.
+    wait_for(lambda: counted(server, "piccard_cancels_total") == len(cancelled_ids(server)), 60, "the count")
 
 
 def test_one_cancel_leaves_the_others_alone(server: RunningServer) -> None:
@@ -145,23 +141,21 @@ def test_one_cancel_leaves_the_others_alone(server: RunningServer) -> None:
 
 
 def test_a_stuck_version_does_not_hold_a_cancelled_request(fresh_server: Any) -> None:
-    """It neither sends nor hears; the router ends the request for its client."""
+    """It neither sends nor hears; the router ends the request for its client, long before any deadline would."""
     import os
     import signal
 
-    server: RunningServer = fresh_server()
+    server: RunningServer = fresh_server(deadlines={"first_token": 600.0, "between_tokens": 600.0})
     stream = start(server, ENDLESS)
     pid = server.pid(version_owner(2))
     os.kill(pid, signal.SIGSTOP)
     try:
-        begun = time.monotonic()
         cancel(server, token_of(stream))
         stream.wait()
-        assert time.monotonic() - begun < 10
         assert "[CANCELLED version=2" in str(stream.error)
     finally:
         os.kill(pid, signal.SIGCONT)
-    wait_for(lambda: idle(server), 10, "the versions to be idle")
+    wait_for(lambda: idle(server), 60, "the versions to be idle")
 
 
 def test_an_abandoned_stream_is_bounded(fresh_server: Any) -> None:
@@ -178,9 +172,15 @@ def test_an_abandoned_stream_is_bounded(fresh_server: Any) -> None:
     stream.next()
     stream.cancel()
 
-    wait_for(lambda: idle(server), 15, "the abandoned stream to end")
+    wait_for(lambda: idle(server), 60, "the abandoned stream to end")
 
 
 def counted(server: RunningServer, name: str) -> float:
     lines = [line for line in server.metrics_text().splitlines() if line.startswith(name)]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def cancelled_ids(server: RunningServer) -> list[str]:
+    """Ids of the requests that the routers' log tells as cancelled."""
+    lines = server.service.request_log.read_text().splitlines()
+    return [line["id"] for line in map(json.loads, lines) if line["code"] == "CANCELLED"]

@@ -144,13 +144,13 @@ def test_the_router_called_itself(server: RunningServer) -> None:
         for forged in (b"", b"{}", b'{"id": 1', b'{"id": "x", "extensions": {"attempt": 3}}', b"\xff"):
             tensor.set_data_from_numpy(np.array([forged], dtype=object))
             with pytest.raises(InferenceServerException, match="INVALID_JSON"):
-                client.infer(server.service.router_unary, [tensor], client_timeout=20)
+                client.infer(server.service.router_unary, [tensor], client_timeout=60)
 
 
 def post(server: RunningServer, path: str, body: bytes) -> int:
     request = urllib.request.Request(f"http://{server.http}/v2/models/{path}", body)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             status: int = answer.status
             return status
     except urllib.error.HTTPError as error:
@@ -186,5 +186,5 @@ def test_what_triton_refuses_itself_over_grpc(server: RunningServer) -> None:
             ("deepseek", grpc_inputs(text_input="a"), "UNIMPLEMENTED"),
         ):
             with pytest.raises(InferenceServerException) as refused:
-                client.infer(model, inputs, client_timeout=20)
+                client.infer(model, inputs, client_timeout=60)
             assert str(refused.value.status()) == f"StatusCode.{status}", (model, refused.value)

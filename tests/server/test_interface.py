@@ -36,7 +36,9 @@ def ask(server: RunningServer, entry: str, *, stream: bool = False, words: str =
 
 @over_entry_points
 def test_one_response_without_stream_many_with(server: RunningServer, entry: str, stream: bool) -> None:
-    answer = ask(server, entry, stream=stream, sampling_parameters={"max_tokens": 5})
+    # Tokens that come while a response waits for its turn go into it, so that they must not come at once.
+    script = {"delay_s": 0.2 if stream else 0.0}
+    answer = ask(server, entry, stream=stream, sampling_parameters={"max_tokens": 5}, extensions={"script": script})
 
     assert answer.text == ("" if stream else "a b c") + " a b c a b"
     assert len(answer.token_ids) == 5
@@ -80,7 +82,7 @@ def test_an_output_comes_where_it_is_asked_for(server: RunningServer, entry: str
     else:
         assert last == total[FLAGS[flag]]
     if stream and flag == "return_finish_reason":
-        assert {response["finish_reason"][0] for response in answer.responses[:-1]} == {"None"}
+        assert {response["finish_reason"][0] for response in answer.responses[:-1]} <= {"None"}
 
 
 @pytest.mark.parametrize("entry", ENTRY_POINTS)
@@ -156,7 +158,7 @@ def test_a_line_and_a_count_for_every_request(server: RunningServer) -> None:
     identity = "interface-test-7"
     answer = ENTRY_POINTS["http_infer"](server, {"X-Request-Id": identity}, {}, {"text_input": "secret words"})
     log = server.service.request_log
-    wait_for(lambda: log.exists() and identity in log.read_text(), 10, "the line")
+    wait_for(lambda: log.exists() and identity in log.read_text(), 60, "the line")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     (line,) = [line for line in lines if line["id"] == identity]
 
@@ -164,7 +166,7 @@ def test_a_line_and_a_count_for_every_request(server: RunningServer) -> None:
     assert (line["prompt_tokens"], line["completion_tokens"]) == (2, 16)
     assert line["first_token_s"] is not None
     assert "secret" not in log.read_text()
-    wait_for(lambda: "piccard_requests_total" in server.metrics_text(), 10, "the metrics")
+    wait_for(lambda: "piccard_requests_total" in server.metrics_text(), 60, "the metrics")
     text = server.metrics_text()
     for name in ("piccard_first_token_seconds_bucket", "piccard_inter_token_seconds_count", "piccard_in_flight"):
         assert name in text

@@ -118,7 +118,7 @@ def test_start_finishes_a_promotion_that_was_killed(tmp_path: Path) -> None:
         server.wait_ready()
         assert served(server, "false") == 2
         assert "repaired stable-link" in server.printed()
-        wait_for(lambda: server.version_ready(1), 30, "the previous version")
+        wait_for(lambda: server.version_ready(1), 60, "the previous version")
         assert server.piccard("doctor").stdout == "nothing is wrong\n"
     finally:
         server.stop()

@@ -71,7 +71,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
             publish = ("publish", "scripted", "--runner=scripted", "--linked", f"--label={label}")
             server.piccard(*publish, f"--service={OTHER}")
         server.piccard("canary", "set", "--version=2", "--ratio=0", f"--service={OTHER}")
-        wait_for(lambda: OTHER in (server.get("readyz")[1] or {}).get("services", {}), 30, "the other's health")
+        wait_for(lambda: OTHER in (server.get("readyz")[1] or {}).get("services", {}), 60, "the other's health")
         yield server
     finally:
         server.stop()
@@ -109,7 +109,7 @@ def test_killed_stable_of_one_leaves_the_other_alone(both: RunningServer, other:
 
     assert_whole(stream, 1)
     assert processes(both.service) == untouched
-    wait_for(lambda: both.get("readyz")[0] == 200, 30, "readiness of both")
+    wait_for(lambda: both.get("readyz")[0] == 200, 60, "readiness of both")
     assert ask(both, OTHER) == 1
 
 

@@ -207,7 +207,7 @@ def test_a_cancelled_grpc_stream_ends_its_generation(server: RunningServer, bloc
             extensions={"script": ENDLESS},
         )
         stream.next()
-        wait_for(lambda: used_blocks(server) > 0, 5.0, "the request to run")
+        wait_for(lambda: used_blocks(server) > 0, 60, "the request to run")
         stream.cancel()
         _wait_for_blocks(server)
 
@@ -225,7 +225,7 @@ def test_a_closed_http_stream_ends_its_generation(server: RunningServer, blocks_
         extensions={"script": {**ENDLESS, "hang_at": 1 if hangs else None}},
     )
     answer.readline()
-    wait_for(lambda: used_blocks(server) > 0, 5.0, "the request to run")
+    wait_for(lambda: used_blocks(server) > 0, 60, "the request to run")
     answer.close()
     _wait_for_blocks(server)
 
@@ -251,5 +251,5 @@ def test_a_cancel_by_its_token_ends_the_generation(server: RunningServer, blocks
 def _wait_for_blocks(server: RunningServer) -> None:
     """Wait for all blocks to be free, and print how long that took, for the figures of a report."""
     started = time.monotonic()
-    wait_for(lambda: used_blocks(server) == 0, 5.0, "the blocks to return")
+    wait_for(lambda: used_blocks(server) == 0, 60, "the blocks to return")
     print(f"blocks back after {(time.monotonic() - started) * 1000:.0f} ms")

@@ -1,6 +1,7 @@
 """Versions with a real checkpoint on a real server: what the engine says alone is what a client gets."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterat
     init_home(home, {1: version_file(checkpoint), 2: version_file(broken)})
     running = RunningServer(home)
     try:
-        wait_for(lambda: running.get("readyz")[0] == 200, 90.0, "version 1")
+        wait_for(lambda: running.get("readyz")[0] == 200, 90, "version 1")
         yield running
     finally:
         running.stop()
@@ -100,11 +101,10 @@ def test_a_resumed_stream_equals_the_unbroken_one(server: RunningServer, samplin
 
 
 def test_a_cancel_returns_the_blocks(server: RunningServer) -> None:
-    def used() -> int:
+    def idle_since(moment: float) -> bool:
         section = server.section(version_owner(1))
         assert section is not None
-        blocks: int = section.data["total_blocks"] - section.data["free_blocks"]
-        return blocks
+        return section.updated_at > moment and section.data["total_blocks"] == section.data["free_blocks"]
 
     with GrpcStream(server.grpc) as stream:
         stream.send(
@@ -115,11 +115,11 @@ def test_a_cancel_returns_the_blocks(server: RunningServer) -> None:
             sampling_parameters={"max_tokens": 450, "ignore_eos": True},
         )
         first, _ = stream.next()
-        wait_for(lambda: used() > 0, 5.0, "the request to run")
         call(server, text_input="", extensions={"cancel": first["cancel_token"][0]})
         last = list(stream.responses())[-1]
     assert json.loads(last["status"][0])["code"] == "CANCELLED"
-    wait_for(lambda: used() == 0, 5.0, "the blocks to return")
+    ended = time.time()
+    wait_for(lambda: idle_since(ended), 60, "the blocks to return")
 
 
 def test_beyond_the_context_is_refused_with_the_numbers(server: RunningServer) -> None:
@@ -129,10 +129,8 @@ def test_beyond_the_context_is_refused_with_the_numbers(server: RunningServer) -
 
 
 def test_a_version_that_cannot_be_loaded_tells_why_and_harms_no_other(server: RunningServer) -> None:
-    section = wait_for(lambda: server.section(version_owner(2)), 30.0, "version 2's report")
-    wait_for(
-        lambda: (found := server.section(version_owner(2))) and found.data["phase"] == "failed", 30.0, "it to fail"
-    )
+    section = wait_for(lambda: server.section(version_owner(2)), 60, "version 2's report")
+    wait_for(lambda: (found := server.section(version_owner(2))) and found.data["phase"] == "failed", 60, "it to fail")
     section = server.section(version_owner(2))
     assert section is not None
     assert "model.safetensors is missing" in section.data["reason"]
