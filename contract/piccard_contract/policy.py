@@ -32,17 +32,21 @@ class FallbackPolicy(StrEnum):
 
 
 class Deadlines(BaseModel):
-    """Seconds that the router waits before it gives an attempt up.
+    """Seconds that are waited for a version before it is given up: an attempt by the router, its process by the
+    supervisor.
 
     Attributes:
         first_token: from the start of the attempt to its first token.
         between_tokens: between two tokens.
+        step: that the engine is at work without getting on by a step or a layer of one, or that its process publishes
+            nothing: it hangs, and its process is ended and started again. A long prompt is no hang, for its layers end.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     first_token: float = Field(default=60.0, strict=True, gt=0, le=3600)
     between_tokens: float = Field(default=30.0, strict=True, gt=0, le=3600)
+    step: float = Field(default=30.0, strict=True, ge=2, le=3600)
 
 
 class Pin(BaseModel):
@@ -69,7 +73,7 @@ class Policy(BaseModel):
         salt: mixed into the hash of the sticky key; new with each rollout.
         pin: whether clients may name a version.
         fallback_policy: which version may take over a failed request of which.
-        deadlines: seconds that the router waits before it gives an attempt up.
+        deadlines: seconds that a version is waited for.
         abandoned_limit: seconds after which a stream ends whatever happens: through an ensemble nobody
             can see that a client went away, so this bounds what an abandoned stream costs.
     """

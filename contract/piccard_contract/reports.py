@@ -23,6 +23,8 @@ class VersionReport(_Report):
         tokenizer_hash, template_hash: SHA-256; a stream is resumed only between versions where both agree.
         running, waiting: sequences.
         bytes_per_token: of text, measured; an estimate of tokens from bytes.
+        busy: whether the engine is at work, in a step or with a request that comes or goes.
+        beats: grows whenever the engine gets on: with every step and, where the runner can tell, every layer of one.
     """
 
     version: int
@@ -47,6 +49,8 @@ class VersionReport(_Report):
     preemptions: int = 0
     tokens_generated: int = 0
     bytes_per_token: float = 4.0
+    busy: bool = False
+    beats: int = 0
     samples: Samples = Field(default_factory=list)
 
 
@@ -78,11 +82,20 @@ class AdmissionReport(_Report):
 
 
 class SupervisorReport(_Report):
-    """Section `supervisor`: where the server listens, what was revived."""
+    """Section `supervisor`: where the server listens, what was revived.
+
+    Attributes:
+        revivals: how often each process was started again, by `service/owner`.
+        next_start: Unix time at which a dead process is started again, by `service/owner`.
+        given_up: why nobody starts a process any more.
+    """
 
     http: str = ""
     grpc: str = ""
     metrics: str = ""
     server_pid: int = 0
     revivals: dict[str, int] = Field(default_factory=dict)
+    next_start: dict[str, float] = Field(default_factory=dict)
+    given_up: dict[str, str] = Field(default_factory=dict)
+    samples: Samples = Field(default_factory=list)
     details: dict[str, Any] = Field(default_factory=dict)

@@ -11,6 +11,7 @@ from piccard_contract.errors import ErrorCode, RequestError
 
 from deepseek_engine.block_pool import BlockPool
 from deepseek_engine.choice import Choice, Finish
+from deepseek_engine.failures import breaks_the_device
 from deepseek_engine.pacing import PrefillPacer
 from deepseek_engine.prefix_cache import PrefixCache
 from deepseek_engine.request import EngineError, EngineOutput, EngineRequest, EngineStats
@@ -119,8 +120,10 @@ class Engine:
             plan = self._plan(shares)
             try:
                 result = self._runner.collect(self._runner.execute(plan))
-            # Whatever a model raises ends the requests of the step and nothing else.
+            # Whatever a model raises ends the requests of the step and nothing else, while another step can be run.
             except Exception as error:
+                if breaks_the_device(error):
+                    raise
                 self._fail_all(shares, error)
             else:
                 self._take(shares, plan, result)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from piccard_contract.errors import ErrorCode, RequestError
 
 from deepseek_engine.failures import failure_of
+from deepseek_engine.pulse import Pulse
 from deepseek_engine.request import EngineOutput, EngineRequest, EngineStats
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class EngineLoop:
         backend: the engine; nothing else may touch it once the loop has started.
         on_fatal: called on the engine's thread when the engine itself has failed, after all requests were failed.
         pause: seconds until the next step is worth while, for a backend that waits for time; None steps at once.
+        pulse: shows that the thread gets on.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class EngineLoop:
         *,
         on_fatal: Callable[[BaseException], None],
         pause: Callable[[], float] | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         self._backend = backend
+        self._pulse = pulse or Pulse()
         self._on_fatal = on_fatal
         self._pause = pause
         self._woken = threading.Condition()
@@ -118,10 +122,12 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while self._wait():
+                self._pulse.begin()
                 self._obey()
                 if self._backend.has_work():
                     self._dispatch(self._backend.step())
                 self._stats = self._backend.stats()
+                self._pulse.end()
             self._fail_all(_unloaded())
         # The state of the engine is unknown from here on, and so is that of the process.
         except BaseException as error:

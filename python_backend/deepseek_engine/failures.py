@@ -15,6 +15,14 @@ def failure_of(error: BaseException) -> RequestError:
     return RequestError(ErrorCode.INTERNAL, "the version failed inside; the server's log has the details")
 
 
+def breaks_the_device(error: BaseException) -> bool:
+    """Whether no later step can succeed either: after an error of a kernel, CUDA refuses everything in this process."""
+    if not isinstance(error, RuntimeError) or is_out_of_memory(error):
+        return False
+    # A library that could not get its workspace says "CUDA error: ..._ALLOC_FAILED", and gets it another time.
+    return "CUDA error" in str(error) and "ALLOC_FAILED" not in str(error)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, told without importing torch."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

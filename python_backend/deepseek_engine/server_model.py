@@ -128,6 +128,7 @@ class VersionModel:
             claims=ClaimsCheck(self._service.gateway_secret),
         )
         self._metrics = VersionMetrics(self._service.name, self._number, self._server.stats)
+        self._pulse = version.pulse
         self._server.start()
         file = version.file
         self._report.update(
@@ -167,6 +168,8 @@ class VersionModel:
             "preemptions": stats.preemptions,
             "tokens_generated": stats.generated_tokens,
             "bytes_per_token": self._server.bytes_per_token,
+            "busy": self._pulse.busy,
+            "beats": self._pulse.beats,
             "samples": self._metrics.samples(),
         }
 

@@ -10,6 +10,7 @@ from deepseek_engine.engine import Engine
 from deepseek_engine.memory_budget import cache_bytes, host_memory
 from deepseek_engine.models import load_model
 from deepseek_engine.profiles import profile
+from deepseek_engine.pulse import Pulse
 from deepseek_engine.request import EngineRequest
 from deepseek_engine.runners.torch import TorchRunner
 from deepseek_engine.text.tokenizer import Tokenizer
@@ -52,6 +53,8 @@ def open_torch(file: VersionFile, *, checkpoint: Path, progress: Progress, threa
         cache_bytes=cache_bytes(file.memory, on_gpu=on_gpu, total=total, weights=weights),
         max_model_len=file.max_model_len,
     )
+    pulse = Pulse()
+    model.on_layer = pulse.beat
     runner = TorchRunner(model, settings, device)
     engine = Engine(runner, tokenizer, settings)
     _warm_up(engine)
@@ -62,6 +65,7 @@ def open_torch(file: VersionFile, *, checkpoint: Path, progress: Progress, threa
         vocab_size=runner.vocab_size,
         max_model_len=engine.max_model_len,
         device=str(device),
+        pulse=pulse,
     )
 
 

@@ -1,7 +1,7 @@
 """Opens a version's folder: from version.yaml to an engine that is ready for requests."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,7 @@ from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.version_file import Runner, VersionFile, VersionFileError, read_version_file
 
 from deepseek_engine.cpu_threads import compute_threads
+from deepseek_engine.pulse import Pulse
 from deepseek_engine.request import EngineRequest
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class OpenVersion:
         device: where it runs, such as cpu or cuda:0.
         pause: of an `EngineLoop`, for a backend that waits for time.
         play: gives a request its script, where the version plays scripts.
+        pulse: shows that its engine gets on.
     """
 
     file: VersionFile
@@ -38,6 +40,7 @@ class OpenVersion:
     device: str
     pause: Callable[[], float] | None = None
     play: Callable[[EngineRequest, dict[str, Any]], EngineRequest] | None = None
+    pulse: Pulse = field(default_factory=Pulse)
 
     def scripted(self, request: EngineRequest, script: dict[str, Any] | None) -> EngineRequest:
         """The request with its script. Raises RequestError UNSUPPORTED where the version plays none."""

@@ -73,7 +73,7 @@ class VersionServer:
         self._tenants = Tenants(claims)
         self._sending: tuple[Flight, float] | None = None
         self._prompts = PromptReader(version.tokenizer, version.vocab_size, version.max_model_len)
-        self._loop = EngineLoop(version.backend, on_fatal=self._die, pause=version.pause)
+        self._loop = EngineLoop(version.backend, on_fatal=self._die, pause=version.pause, pulse=version.pulse)
         self._responder = Responder()
         self._flights = Flights()
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="reader")

@@ -61,15 +61,18 @@ def test_stable_never_dangles(service: Service) -> None:
     assert sorted(entry.name for entry in service.home.iterdir()) == ["model_repository", "staging", "state"]
 
 
-def test_regions_of_living_supervisors_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regions_of_the_living_server_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("piccard.shared_memory.SHARED_MEMORY", tmp_path)
     home = tmp_path / "home"
-    alive = tmp_path / f"{server_prefix(home, os.getpid())}x"
+    # Who started it may be gone: the name alone counts.
+    living = server_prefix(home, 99999999)
+    alive = tmp_path / f"{living}x"
     dead = tmp_path / f"{server_prefix(home, 999999999)}x"
     other = tmp_path / f"{server_prefix(tmp_path / 'other', 999999999)}x"
     for path in (alive, dead, other):
         path.touch()
-    assert dead_regions(home) == [dead]
+    assert dead_regions(home, living) == [dead]
+    assert dead_regions(home) == sorted([alive, dead])
     assert home_prefix(home) != home_prefix(tmp_path / "other")
 
 

@@ -14,6 +14,7 @@ from piccard.outcome import Outcome
 from piccard.policy_store import load_policy
 from piccard.publish import Publication, publish
 from piccard.repository import configured_versions, stable_target
+from piccard.revival_counts import RevivalCounts
 from piccard.settle import settle
 from piccard.startup import Startup
 from piccard.state_store import StateStore
@@ -144,7 +145,7 @@ class OperatedService:
     def look_after(self) -> None:
         """What the supervisor does twice a second."""
         if self.server.running:
-            Watch(self._control(), lambda _: None, {}, threading.Event()).retire_drained([self.service])
+            Watch(self._control(), lambda _: None, RevivalCounts(), threading.Event()).retire_drained([self.service])
 
     def _control(self) -> Any:
         return FakeControl(self.server, self.points.control) if self.server.running else None

@@ -23,9 +23,11 @@ from piccard.repository import (
     stable_target,
     write_service,
 )
-from piccard.triton_control import supervisor_phase
+from piccard.revive import candidates, is_due, start_again
+from piccard.triton_control import supervisor_gives_up, supervisor_phase
 from piccard.version_loading import add_version, drop_version, forget, load_version, move
 
+_NOT_LIVING = frozenset({VersionState.FAILED})
 _UNPROVEN = frozenset({VersionState.STAGED, VersionState.LOADING, VersionState.PROBING})
 
 
@@ -183,9 +185,7 @@ def _touched(op: Operation, ready: set[int]) -> Iterator[Finding]:
         live.close()
     for number, section in sorted(sections.items()):
         if section is None or not section.alive:
-            yield Finding(
-                "process", f"version {number} has no living process", "the supervisor starts it again within a second"
-            )
+            # process_findings tells of it.
             continue
         started = float(section.data.get("started_at", 0.0))
         folder = op.service.version_folder(number)
@@ -196,3 +196,24 @@ def _touched(op: Operation, ready: set[int]) -> Iterator[Finding]:
                 f"{newer[0]} was written after version {number} was loaded; only the pin keeps it from a restart",
                 "leave versions as they are; publish a new one instead",
             )
+
+
+def process_findings(op: Operation) -> Iterator[Finding]:
+    """Dead processes that should live."""
+    control, service = op.control, op.service
+    if control is None:
+        return
+    phase, given_up = supervisor_phase(service), supervisor_gives_up(service)
+    for place in candidates(op):
+        if not is_due(op, place) or (place.is_version and op.store.read().versions[place.number].state in _NOT_LIVING):
+            continue
+        if phase and place.told not in given_up:
+            yield Finding("process", f"{place.name} has no living process", "`piccard serve` is starting it again")
+            continue
+        why = given_up.get(place.told, "nobody looks after the server")
+        yield Finding(
+            "process",
+            f"{place.name} has no living process, and nobody starts it: {why}",
+            f"mend what made it die, then `piccard revive {place.name}`, or --repair, which does the same",
+            partial(start_again, op, control, place),
+        )

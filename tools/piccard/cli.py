@@ -79,13 +79,21 @@ def serve(
     health_port: Annotated[int, typer.Option(min=1, max=65535, help="/livez and /readyz.")] = 8003,
     exit_timeout: Annotated[int, typer.Option(min=0, help="Seconds for streams in flight at the end.")] = 30,
     verbose: Annotated[bool, typer.Option(help="Have tritonserver log every request.")] = False,
+    give_up_after: Annotated[
+        int, typer.Option(min=1, help="Starts of a dead process that are no use before it is given up.")
+    ] = 8,
 ) -> None:
-    """Run the server of a home in the foreground; SIGINT and SIGTERM end it in order."""
+    """Run the server of a home in the foreground, or take over the one that runs; SIGINT and SIGTERM end it in order.
+
+    The server goes on where this process is killed. The next `piccard serve` takes it over without a restart.
+    """
     from piccard.restarts import run_again
     from piccard.server_settings import ServerSettings
     from piccard.supervisor import Supervisor, print_line
 
-    settings = ServerSettings(host, http_port, grpc_port, metrics_port, health_port, exit_timeout, verbose)
+    settings = ServerSettings(
+        host, http_port, grpc_port, metrics_port, health_port, exit_timeout, verbose, give_up_after
+    )
     raise typer.Exit(run_again(lambda: Supervisor(home, settings, print_line), print_line))
 
 
@@ -169,6 +177,23 @@ def retire(
 
     with _operation(home, service, dry_run) as op:
         show(run(op, version, force=force, wait=wait), as_json=as_json)
+
+
+@app.command()
+def revive(
+    process: Annotated[
+        str | None, typer.Argument(help="version-N, admission, router or router_unary; else all that are dead.")
+    ] = None,
+    service: ServiceName = DEFAULT_SERVICE,
+    home: Home = DEFAULT_HOME,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start dead processes again that were given up, or that no `piccard serve` looks after."""
+    from piccard.revive import revive as run
+
+    with _operation(home, service, dry_run) as op:
+        show(run(op, process), as_json=as_json)
 
 
 @canary_app.command("set")

@@ -9,17 +9,22 @@ from piccard.agreement_checks import (
     index_findings,
     interrupted_findings,
     policy_findings,
+    process_findings,
     stable_findings,
 )
 from piccard.disk_checks import compiled_findings, folder_findings, pin_findings, secret_findings, version_findings
+from piccard.drift import drift_findings
 from piccard.errors import OperationError
 from piccard.finding import Finding
+from piccard.found_server import find_server
 from piccard.operation import Operation
 from piccard.outcome import Outcome
 from piccard.prerequisites import problems
 from piccard.server_settings import ServerSettings
 from piccard.shared_memory import dead_regions, remove_regions
+from piccard.state_store import services_of
 from piccard.triton_binary import find_triton
+from piccard.triton_control import find_supervisor
 
 
 def doctor(op: Operation, *, repair: bool) -> tuple[list[Finding], list[Finding]]:
@@ -74,10 +79,23 @@ def findings(op: Operation) -> Iterator[Finding]:
     yield from compiled_findings(op)
     yield from pin_findings(op)
     yield from index_findings(op, state)
+    yield from drift_findings(op, state)
+    yield from process_findings(op)
 
 
 def _machine(op: Operation) -> Iterator[Finding]:
-    leftovers = dead_regions(op.service.home)
+    home = op.service.home
+    running = find_server(home)
+    supervised = find_supervisor(home, services_of(home)) is not None
+    if running is not None and not supervised:
+        yield Finding(
+            "supervisor",
+            f"tritonserver (process {running.pid}) runs and nobody looks after it: what dies there stays dead",
+            "run `piccard serve`, which takes it over as it runs",
+        )
+    # A server in another container is seen by its supervisor's lock alone, and so not by its name.
+    unseen = supervised and running is None
+    leftovers = [] if unseen else dead_regions(home, running.region_prefix if running else None)
     if leftovers:
         yield Finding(
             "shared-memory",

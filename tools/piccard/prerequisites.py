@@ -29,18 +29,25 @@ WHEEL_GLIBC = (2, 35)
 SHARED_MEMORY_PER_PROCESS = 8 * 2**20
 
 
-def problems(install: TritonInstall | None, settings: ServerSettings, home: Path, processes: int) -> list[str]:
+def problems(
+    install: TritonInstall | None,
+    settings: ServerSettings,
+    home: Path,
+    processes: int,
+    bound: Collection[str] = (),
+) -> list[str]:
     """Everything that keeps a server from running here, in the order in which to mend it.
 
     Args:
         processes: model processes that it will start.
+        bound: options whose port this process has taken already.
     """
     found = [python_problem(), triton_problem(install)]
     if install is not None and install.origin is Origin.WHEEL:
         found += [glibc_problem(), libpython_problem(), numpy_problem()]
     if install is not None:
         found.append(stub_problem(install))
-    found += [home_problem(home), shared_memory_problem(processes), *port_problems(settings)]
+    found += [home_problem(home), shared_memory_problem(processes), *port_problems(settings, bound)]
     return [problem for problem in found if problem]
 
 
@@ -140,7 +147,7 @@ def shared_memory_problem(processes: int, free: int | None = None) -> str | None
     )
 
 
-def port_problems(settings: ServerSettings) -> Iterator[str]:
+def port_problems(settings: ServerSettings, bound: Collection[str] = ()) -> Iterator[str]:
     """Ports that are taken, or that two options share."""
     seen: dict[int, str] = {}
     for option, port in settings.ports.items():
@@ -148,7 +155,7 @@ def port_problems(settings: ServerSettings) -> Iterator[str]:
             yield f"{seen[port]} and {option} are both {port}; give them different ports"
             continue
         seen[port] = option
-        if reason := _cannot_bind(settings.host, port):
+        if option not in bound and (reason := _cannot_bind(settings.host, port)):
             yield f"port {port} of {settings.host} cannot be used ({reason}); choose another with {option}"
 
 

@@ -69,9 +69,15 @@ def run_again(
             return 0
 
 
+def end_signals() -> list[signal.Signals]:
+    """Signals that end `piccard serve` in order: also that of a terminal that closes, unless nohup took it away."""
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])]
+
+
 def _wait_for_signal(seconds: float) -> bool:
     told = threading.Event()
-    kept = {number: signal.signal(number, lambda *_: told.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    kept = {number: signal.signal(number, lambda *_: told.set()) for number in end_signals()}
     try:
         return told.wait(seconds)
     finally:

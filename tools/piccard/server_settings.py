@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from piccard_contract.request import FORWARDED_HEADERS
 
 ADMIN_KEY_NAME = "admin-key"
 RESTRICTED = "model-repository,shared-memory,trace,logging"
+REGION_PREFIX_OPTION = "--backend-config=python,shm-region-prefix-name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class ServerSettings:
         http_port, grpc_port, metrics_port: tritonserver's.
         health_port: the supervisor's, for /livez and /readyz.
         exit_timeout: seconds that streams in flight get to finish when the server ends.
+        give_up_after: starts in a row that were no use, after which a model's process is not started again.
     """
 
     host: str = "127.0.0.1"
@@ -31,6 +33,7 @@ class ServerSettings:
     health_port: int = 8003
     exit_timeout: int = 30
     verbose: bool = False
+    give_up_after: int = 8
 
     @property
     def local_host(self) -> str:
@@ -40,6 +43,12 @@ class ServerSettings:
         except ValueError:
             any_address = False
         return "127.0.0.1" if any_address else self.host
+
+    def address(self, name: str) -> str:
+        """host:port at which this machine reaches http, grpc, metrics or health."""
+        port: int = getattr(self, f"{name}_port")
+        host = self.local_host
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
     def ports(self) -> dict[str, int]:
@@ -93,7 +102,7 @@ def server_arguments(
         f"--grpc-header-forward-pattern={headers}",
         f"--http-restricted-api={key}",
         f"--grpc-restricted-protocol={key}",
-        f"--backend-config=python,shm-region-prefix-name={region_prefix}",
+        f"{REGION_PREFIX_OPTION}={region_prefix}",
         "--backend-config=python,stub-timeout-seconds=120",
         f"--exit-timeout-secs={settings.exit_timeout}",
         "--disable-auto-complete-config",
@@ -102,3 +111,19 @@ def server_arguments(
     for service in services:
         arguments += [f"--load-model={model}" for model in service.models]
     return arguments
+
+
+def settings_of(arguments: Sequence[str]) -> ServerSettings | None:
+    """The settings in `server_arguments`, the supervisor's port left at its default; None where one is missing."""
+    given = dict(argument.split("=", 1) for argument in arguments if argument.startswith("--") and "=" in argument)
+    try:
+        return ServerSettings(
+            host=given["--grpc-address"],
+            http_port=int(given["--http-port"]),
+            grpc_port=int(given["--grpc-port"]),
+            metrics_port=int(given["--metrics-port"]),
+            exit_timeout=int(given["--exit-timeout-secs"]),
+            verbose=given.get("--log-verbose", "0") != "0",
+        )
+    except (KeyError, ValueError):
+        return None

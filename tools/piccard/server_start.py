@@ -1,10 +1,13 @@
 """Makes a home ready for a server, and the server ready for the home."""
 
 import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 from piccard_contract.home import Service
 
+from piccard.found_server import leftover_stubs
 from piccard.keys import admin_key_path, make_secret, read_secret
 from piccard.pin import set_pin
 from piccard.policy_store import load_policy
@@ -26,11 +29,14 @@ def server_log(home: Path) -> Path:
 def make_server(home: Path, services: list[Service], settings: ServerSettings, install: TritonInstall) -> ServerProcess:
     """Set pins, keys and folders of a home right and give the server that is to be started.
 
-    Nothing of the home may be loaded by another server.
+    No server of the home may run; what a dead one left is ended and removed.
     """
     folder = home / "server"
     working = folder / "empty"
     working.mkdir(parents=True, exist_ok=True)
+    for stub in leftover_stubs(home):
+        with suppress(ProcessLookupError):
+            os.kill(stub, signal.SIGKILL)
     remove_regions(dead_regions(home))
     names: set[str] = set()
     for service in services:

@@ -1,4 +1,4 @@
-"""Finishes, before a server starts, what a command that was ended left half done; state.json is the truth."""
+"""Finishes, as a supervisor begins, what a command that was ended left half done; state.json is the truth."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,18 +11,22 @@ from piccard.errors import OperationError
 from piccard.finding import Finding
 from piccard.operation import Operation
 from piccard.state_store import StateStore, operator_lock
+from piccard.triton_control import TritonControl
 
 
-def settle(services: list[Service], tell: Callable[[str], None]) -> None:
-    """Bring link, policy and configuration of `services` in line with their state, while no server runs.
+def settle(services: list[Service], tell: Callable[[str], None], control: TritonControl | None = None) -> None:
+    """Bring link, policy and configuration of `services` in line with their state.
 
     The server's start goes by the configuration, and routers by the link and the policy: where these differ from the
     state, stable would not be what is served. Each repair has its line in the audit log.
+
+    Args:
+        control: of the server that runs already; None where none does.
     """
     try:
         with operator_lock(services[0].home):
             for service in services:
-                _settle(Operation(service, StateStore(service), None, dry_run=False, tell=tell))
+                _settle(Operation(service, StateStore(service), control, dry_run=False, tell=tell))
     except OperationError as error:
         tell(f"not looked for what an ended command left: {error}")
 

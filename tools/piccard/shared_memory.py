@@ -12,7 +12,7 @@ def home_prefix(home: Path) -> str:
 
 
 def server_prefix(home: Path, pid: int) -> str:
-    """What the region names of the server that process `pid` supervises begin with."""
+    """What the region names of the server that process `pid` starts begin with."""
     return f"{home_prefix(home)}_{pid}_"
 
 
@@ -23,14 +23,13 @@ def regions(prefix: str) -> list[Path]:
     return sorted(path for path in SHARED_MEMORY.iterdir() if path.name.startswith(prefix))
 
 
-def dead_regions(home: Path) -> list[Path]:
-    """Regions of servers of `home` whose supervisor is gone."""
-    found = []
-    for path in regions(home_prefix(home)):
-        pid = path.name.removeprefix(home_prefix(home)).strip("_").split("_")[0]
-        if not pid.isdigit() or not Path("/proc", pid).exists():
-            found.append(path)
-    return found
+def dead_regions(home: Path, living: str | None = None) -> list[Path]:
+    """Regions of servers of `home` that are gone.
+
+    Args:
+        living: what the names of the running server's regions begin with; None where none runs.
+    """
+    return [path for path in regions(home_prefix(home)) if living is None or not path.name.startswith(living)]
 
 
 def remove_regions(paths: list[Path]) -> None:

@@ -9,7 +9,7 @@ from piccard_contract.lifecycle import VersionState
 from piccard.endpoints import endpoints
 from piccard.errors import OperationError
 from piccard.readiness import Readiness
-from piccard.state_store import StateStore
+from piccard.state_store import AnotherAtWorkError, StateStore, operator_lock
 from piccard.triton_control import TritonControl
 from piccard.version_loading import add_version, drop_failed, load_version, move
 
@@ -27,6 +27,8 @@ class Startup:
         addresses: http, grpc, metrics and health as host:port.
         tell: takes each line for people.
         ending: set once the server is to end.
+        taken_over: the server ran before. What has served there is the watch's to bring back, and what is being
+            published may be the work of a command.
     """
 
     def __init__(
@@ -36,12 +38,15 @@ class Startup:
         addresses: dict[str, str],
         tell: Callable[[str], None],
         ending: threading.Event,
+        *,
+        taken_over: bool = False,
     ) -> None:
         self._control = control
         self._readiness = readiness
         self._addresses = addresses
         self._tell = tell
         self._ending = ending
+        self._taken_over = taken_over
 
     def run(self, services: list[Service]) -> bool:
         """Load what is missing; the first thing that people are told is stable's answer.
@@ -52,27 +57,33 @@ class Startup:
         try:
             for service in services:
                 self._start_stable(service)
-            for service in services:
-                for version in self._missing(service):
-                    if self._ending.is_set():
-                        return False
-                    self._start_version(service, version)
+            for service, version in self._all_missing(services):
+                if self._ending.is_set():
+                    return False
+                self._start_version(service, version)
         except OperationError as error:
             if not self._ending.is_set():
                 self._tell(f"loading stopped: {error}")
             return False
         return True
 
+    def _all_missing(self, services: list[Service]) -> list[tuple[Service, int]]:
+        if not self._taken_over:
+            return [(service, version) for service in services for version in self._missing(service)]
+        try:
+            # Who publishes holds it; without it, what is half way is nobody's.
+            with operator_lock(services[0].home):
+                return [(service, version) for service in services for version in self._missing(service)]
+        except AnotherAtWorkError as error:
+            self._tell(f"versions that are not loaded yet are left to the command at work: {error}")
+            return []
+
     def _start_stable(self, service: Service) -> None:
         store = StateStore(service)
         state = store.read()
         if state.stable is None or self._ending.is_set():
             return
-        entries = [entry for entry in self._control.index() if entry.model == service.llm]
-        entry = next((entry for entry in entries if entry.version == state.stable), None)
-        if entry is None or not entry.ready:
-            reason = (entry.reason if entry else "") or "the server does not know it; see its log"
-            self._fail(service, state.stable, reason)
+        if not self._taken_over and not self._is_loaded(service, state.stable):
             return
         if state.versions[state.stable].state is VersionState.FAILED:
             self._start_version(service, state.stable)
@@ -82,14 +93,24 @@ class Startup:
         else:
             self._tell(f"{service.name}: stable (version {state.stable}) does not answer: {body['reason']}")
 
+    def _is_loaded(self, service: Service, stable: int) -> bool:
+        """Whether the server's start loaded stable; else it is marked failed with the server's reason."""
+        entries = [entry for entry in self._control.index() if entry.model == service.llm]
+        entry = next((entry for entry in entries if entry.version == stable), None)
+        if entry is not None and entry.ready:
+            return True
+        self._fail(service, stable, (entry.reason if entry else "") or "the server does not know it; see its log")
+        return False
+
     def _missing(self, service: Service) -> list[int]:
         state = StateStore(service).read()
         roles = {state.canary, state.previous}
+        wanted = _UNPROVEN if self._taken_over else _PROVEN + _UNPROVEN
         return [
             number
             for number, record in sorted(state.versions.items(), key=lambda item: (item[0] not in roles, item[0]))
             if number != state.stable
-            and (record.state in _PROVEN + _UNPROVEN or (record.state is VersionState.FAILED and number in roles))
+            and (record.state in wanted or (record.state is VersionState.FAILED and number in roles))
         ]
 
     def _start_version(self, service: Service, version: int) -> None:

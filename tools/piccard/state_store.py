@@ -19,6 +19,10 @@ _WRITE = 30.0
 _LOAD = 24 * 3600.0
 
 
+class AnotherAtWorkError(OperationError):
+    """Another process holds the lock; waiting is the remedy."""
+
+
 class StateStore:
     """The state.json of one service."""
 
@@ -67,7 +71,7 @@ def operator_lock(home: Path, timeout: float = 10.0) -> Iterator[None]:
     """Only one command changes a home at a time.
 
     Raises:
-        OperationError: another one is still at work after `timeout` seconds.
+        AnotherAtWorkError: another one is still at work after `timeout` seconds.
     """
     with _lock(home / "state" / "operator.lock", timeout, "changing this home"):
         yield
@@ -92,7 +96,7 @@ def _lock(path: Path, timeout: float, doing: str) -> Iterator[None]:
     try:
         lock.acquire(timeout)
     except AlreadyHeldError as error:
-        raise OperationError(f"another process is {doing} ({error}); wait for it to end") from error
+        raise AnotherAtWorkError(f"another process is {doing} ({error}); wait for it to end") from error
     try:
         yield
     finally:

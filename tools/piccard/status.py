@@ -1,11 +1,13 @@
 """`piccard status`: what the home says, what the server has loaded, and what each process published."""
 
+from pathlib import Path
 from typing import Any
 
 from piccard_contract.home import Service, version_owner
 from piccard_contract.live_state import LiveState, LiveStateError, Section
 
 from piccard.errors import OperationError
+from piccard.found_server import find_server
 from piccard.operation import Operation
 from piccard.policy_store import load_policy, policy_in_use
 from piccard.repository import stable_target
@@ -19,7 +21,7 @@ def status(op: Operation) -> dict[str, Any]:
     return {
         "service": op.service.name,
         "home": str(op.service.home),
-        "server": _server(sections),
+        "server": _server(sections) or _unsupervised(op.service.home),
         "stable": state.stable,
         "link": stable_target(op.service),
         "canary": state.canary,
@@ -63,9 +65,31 @@ def _server(sections: dict[str, Section]) -> dict[str, Any] | None:
     if section is None or not section.alive:
         return None
     data = section.data
-    named = {name: data.get(name) for name in ("http", "grpc", "metrics", "revivals")}
+    names = ("http", "grpc", "metrics", "revivals", "next_start", "given_up")
     details = data.get("details", {})
-    return {**named, "pid": data.get("server_pid"), "health": details.get("health"), "phase": details.get("phase")}
+    return {
+        **{name: data.get(name) for name in names},
+        "pid": data.get("server_pid"),
+        "health": details.get("health"),
+        "phase": details.get("phase"),
+    }
+
+
+def _unsupervised(home: Path) -> dict[str, Any] | None:
+    """A server whose supervisor was killed; nobody starts again what dies there."""
+    found = find_server(home)
+    if found is None:
+        return None
+    addresses = {name: found.settings.address(name) for name in ("http", "grpc", "metrics")}
+    return {
+        **addresses,
+        "revivals": {},
+        "next_start": {},
+        "given_up": {},
+        "pid": found.pid,
+        "health": None,
+        "phase": "unsupervised",
+    }
 
 
 def _policy(service: Service) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """`piccard status` for people."""
 
+from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console
@@ -32,10 +34,22 @@ def print_status(found: dict[str, Any], console: Console) -> None:
     problem = policy.get("error") or found["policy_error"]
     if problem:
         console.print(f"policy.yaml is not in use: {problem}", highlight=False, soft_wrap=True)
-    revivals = {owner: count for owner, count in ((server or {}).get("revivals") or {}).items() if count}
+    for line in _deaths(server or {}):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _deaths(server: dict[str, Any]) -> Iterator[str]:
+    """What died and what is done about it."""
+    if server.get("phase") == "unsupervised":
+        yield f"nobody looks after tritonserver (process {server['pid']}): `piccard serve` takes it over as it runs"
+    revivals = {owner: count for owner, count in (server.get("revivals") or {}).items() if count}
     if revivals:
         told = ", ".join(f"{owner} {count}" for owner, count in sorted(revivals.items()))
-        console.print(f"started again after a death: {told}", highlight=False, soft_wrap=True)
+        yield f"started again after a death: {told}"
+    for owner, at in sorted((server.get("next_start") or {}).items()):
+        yield f"{owner} is dead and is started again at {datetime.fromtimestamp(at):%H:%M:%S}"
+    for owner, reason in sorted((server.get("given_up") or {}).items()):
+        yield f"{owner} is given up: {reason}; `piccard revive {owner.split('/')[1]}` tries again"
 
 
 def _cell(value: Any) -> str:

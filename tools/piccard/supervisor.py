@@ -1,4 +1,4 @@
-"""`piccard serve`: one tritonserver in the foreground, its versions loaded one by one, what dies revived."""
+"""`piccard serve`: one tritonserver, started or taken over, its versions loaded one by one, what dies revived."""
 
 from __future__ import annotations
 
@@ -8,25 +8,30 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from piccard_contract.home import Service
+from piccard_contract.home import Service, version_owner
 from piccard_contract.live_state import LiveState, LiveStateError, SectionWriter
 from piccard_contract.process_lock import AlreadyHeldError, ProcessLock, is_held
 from piccard_contract.reports import SupervisorReport
 
 from piccard.errors import OperationError
+from piccard.found_server import FoundServer, find_server
 from piccard.health_server import Health, HealthServer
 from piccard.keys import admin_key_path, read_secret
 from piccard.policy_store import load_policy
 from piccard.prerequisites import problems
 from piccard.readiness import Readiness
-from piccard.server_process import ServerProcess
+from piccard.restarts import end_signals
+from piccard.revival_counts import RevivalCounts
+from piccard.server_process import AdoptedServer, Server
 from piccard.server_settings import ServerSettings
 from piccard.server_start import make_server, server_log
 from piccard.settle import settle
 from piccard.startup import Startup
 from piccard.state_store import StateStore, services_of
+from piccard.takeover import Beginning, beginning, differing_options, last_reports
 from piccard.triton_binary import TritonInstall, find_triton
 from piccard.triton_control import TritonControl
 from piccard.watch import Watch, requests_of
@@ -59,10 +64,11 @@ class Supervisor:
         self._phase = "starting"
         self._trouble = ""
         self._started_at = time.time()
-        self._revivals: dict[str, int] = {}
-        self._readiness = Readiness(self._address("grpc"))
+        self._counts = RevivalCounts()
+        self._readiness = Readiness(settings.address("grpc"))
         self._watch: Watch | None = None
-        self._server: ServerProcess | None = None
+        self._server: Server | None = None
+        self._taken_over = False
         self._control: TritonControl | None = None
 
     def end(self) -> None:
@@ -70,50 +76,50 @@ class Supervisor:
         self._ending.set()
 
     def run(self) -> int:
-        """Start, serve until `end` or a signal, and end.
+        """Start a server, or take over the one that runs; serve until `end` or a signal, and end it.
+
+        Where this fails in a way that was not foreseen the server goes on, as it does where this process is killed.
 
         Returns:
             0 where it was told to end, 1 where the server ended by itself.
 
         Raises:
-            OperationError: something is missing; the server was not started.
+            OperationError: something is missing; no server was started.
         """
-        install = self._check()
-        self._adopt(services_of(self.home))
-        settle(self._services, self._tell)
+        health: HealthServer | None = None
         try:
-            health = HealthServer(self.settings.host, self.settings.health_port, self._live, self._ready)
-        except OSError as error:
-            raise OperationError(
-                f"port {self.settings.health_port} cannot be used ({error}); choose another with --health-port"
-            ) from error
-        try:
-            self._server = make_server(self.home, self._services, self.settings, install)
-            for number in (signal.SIGINT, signal.SIGTERM):
+            services = self._services_of_home()
+            reports = last_reports(services)
+            self._adopt(services)
+            found = find_server(self.home)
+            how = beginning(found, reports)
+            if found is not None and how is Beginning.TAKE_OVER:
+                self._follow(found)
+            self._publish()
+            health = self._health_server()
+            for number in end_signals():
                 signal.signal(number, lambda *_: self.end())
-            self._tell(f"starting {install.binary}")
-            self._server.start()
+            if found is None:
+                self._start()
+            elif how is Beginning.TAKE_OVER:
+                self._take_over(found)
+            else:
+                self._end_other(found)
+                self._start()
             health.start()
-            return self._serve()
+            outcome = self._serve()
+            self._end_server()
+            return outcome
         finally:
-            self._end(health)
+            self._leave(health)
 
-    def _check(self) -> TritonInstall:
+    def _services_of_home(self) -> list[Service]:
         services = services_of(self.home)
         if not services:
             raise OperationError(f"{self.home} holds no service; run `piccard init {self.home}`")
-        running = next((service for service in services if is_held(service.process_lock(OWNER))), None)
-        if running is not None:
+        if any(is_held(service.process_lock(OWNER)) for service in services):
             raise OperationError(f"a server of {self.home} runs already; see `piccard status`, or end it first")
-        install = find_triton()
-        processes = sum(3 + len(StateStore(service).read().loaded()) for service in services)
-        found = problems(install, self.settings, self.home, processes)
-        if found:
-            raise OperationError("\n".join(found))
-        for service in services:
-            load_policy(service)
-        assert install is not None
-        return install
+        return services
 
     def _adopt(self, services: list[Service]) -> None:
         """Take the supervisor's place in services that are new to it."""
@@ -129,18 +135,71 @@ class Supervisor:
             state = LiveState(service.live_state, service.run_folder)
             self._sections.append((state, state.writer(OWNER)))
             self._services.append(service)
-        self._publish()
+
+    def _health_server(self) -> HealthServer:
+        try:
+            return HealthServer(self.settings.host, self.settings.health_port, self._live, self._ready)
+        except OSError as error:
+            raise OperationError(
+                f"port {self.settings.health_port} cannot be used ({error}); choose another with --health-port"
+            ) from error
+
+    def _start(self) -> None:
+        """Start a server of our own."""
+        install = self._check()
+        settle(self._services, self._tell)
+        server = make_server(self.home, self._services, self.settings, install)
+        self._tell(f"starting {install.binary}")
+        server.start()
+        self._server = server
+
+    def _check(self) -> TritonInstall:
+        install = find_triton()
+        processes = sum(3 + len(StateStore(service).read().loaded()) for service in self._services)
+        # The health port is bound already.
+        found = problems(install, self.settings, self.home, processes, bound=("--health-port",))
+        if found:
+            raise OperationError("\n".join(found))
+        for service in self._services:
+            load_policy(service)
+        assert install is not None
+        return install
+
+    def _follow(self, found: FoundServer) -> None:
+        """Go by the addresses of the server that runs."""
+        differing = differing_options(self.settings, found.settings)
+        if differing:
+            self._tell(f"the server runs already; {', '.join(differing)} will count at its next start")
+        own = self.settings
+        self.settings = replace(found.settings, health_port=own.health_port, give_up_after=own.give_up_after)
+        self._readiness = Readiness(self.settings.address("grpc"))
+
+    def _take_over(self, found: FoundServer) -> None:
+        """Stand in for a supervisor that is gone; the server and its models go on as they are."""
+        try:
+            self._server = AdoptedServer(found)
+        except ProcessLookupError:
+            raise OperationError(f"tritonserver (process {found.pid}) has just ended; run this again") from None
+        self._taken_over = True
+        self._tell(f"taking over tritonserver (process {found.pid}), which goes on as it is")
+
+    def _end_other(self, found: FoundServer) -> None:
+        self._tell(f"ending tritonserver (process {found.pid}), as the supervisor before was told to")
+        try:
+            AdoptedServer(found).stop(found.settings.exit_timeout + 15, self._idle)
+        except ProcessLookupError:
+            return
 
     def _serve(self) -> int:
         assert self._server is not None
-        self._control = TritonControl(self._address("grpc"), read_secret(admin_key_path(self.home)))
+        self._control = TritonControl(self.settings.address("grpc"), read_secret(admin_key_path(self.home)))
         # Triton opens its ports only when what it loads at the start is loaded, however long that takes.
         while not self._control.live():
             if self._ending.wait(TICK) or not self._server.running:
                 return self._outcome()
             self._publish()
-        self._watch = Watch(self._control, self._tell, self._revivals, self._ending)
-        threading.Thread(target=self._start_up, args=(self._control,), name="startup", daemon=True).start()
+        self._watch = Watch(self._control, self._tell, self._counts, self._ending, self.settings.give_up_after)
+        threading.Thread(target=self._start_up, args=(self._control, self._watch), name="startup", daemon=True).start()
         published = 0.0
         while not self._ending.wait(TICK):
             if not self._server.running:
@@ -151,9 +210,13 @@ class Supervisor:
             self._tend(self._watch, due=due)
         return self._outcome()
 
-    def _start_up(self, control: TritonControl) -> None:
-        addresses = {name: self._address(name) for name in ("http", "grpc", "metrics", "health")}
-        if Startup(control, self._readiness, addresses, self._tell, self._ending).run(list(self._services)):
+    def _start_up(self, control: TritonControl, watch: Watch) -> None:
+        if self._taken_over:
+            settle(self._services, self._tell, control)
+            watch.expect(self._services)
+        addresses = {name: self.settings.address(name) for name in ("http", "grpc", "metrics", "health")}
+        startup = Startup(control, self._readiness, addresses, self._tell, self._ending, taken_over=self._taken_over)
+        if startup.run(list(self._services)):
             self._phase = "serving"
 
     def _tend(self, watch: Watch, *, due: bool) -> None:
@@ -162,6 +225,8 @@ class Supervisor:
             watch.look(self._services)
             if due:
                 self._adopt(services_of(self.home))
+                self._publish()
+                watch.end_stuck(self._services)
                 watch.learn(self._services)
                 watch.retire_drained(self._services)
         except (OperationError, LiveStateError) as error:
@@ -175,8 +240,9 @@ class Supervisor:
         assert self._server is not None
         if self._ending.is_set():
             return 0
+        code = self._server.exit_code
         log = server_log(self.home)
-        self._tell(f"tritonserver ended by itself (exit code {self._server.exit_code}); the last of {log}:")
+        self._tell(f"tritonserver ended by itself{'' if code is None else f' (exit code {code})'}; the last of {log}:")
         for line in _tail(log, 8):
             self._tell(f"  {line}")
         return 1
@@ -188,32 +254,36 @@ class Supervisor:
     def _ready(self) -> Health:
         if self._watch is None:
             return False, {"ready": False, "reason": "the server is starting"}
-        answers = {service.name: self._readiness.of(service, READY_TIMEOUT) for service in list(self._services)}
-        ready = all(good for good, _ in answers.values()) and not self._ending.is_set()
-        return ready, {"ready": ready, "services": {name: body for name, (_, body) in answers.items()}}
+        services = list(self._services)
+        answers = {service.name: self._readiness.of(service, READY_TIMEOUT) for service in services}
+        given_up = self._watch.given_up()
+        lacks = [name for service in services for name in _needed(service) if name in given_up]
+        ready = all(good for good, _ in answers.values()) and not lacks and not self._ending.is_set()
+        body = {"ready": ready, "services": {name: body for name, (_, body) in answers.items()}, "given_up": given_up}
+        return ready, body
 
     def _publish(self) -> None:
+        waiting = self._watch.waiting() if self._watch else {}
+        given_up = self._watch.given_up() if self._watch else {}
         report = SupervisorReport(
-            http=self._address("http"),
-            grpc=self._address("grpc"),
-            metrics=self._address("metrics"),
+            http=self.settings.address("http"),
+            grpc=self.settings.address("grpc"),
+            metrics=self.settings.address("metrics"),
             server_pid=self._server.pid if self._server else 0,
-            revivals=dict(self._revivals),
+            revivals=self._counts.by_process(),
+            next_start={name: time.time() + seconds for name, seconds in waiting.items()},
+            given_up=given_up,
             details={
-                "health": self._address("health"),
+                "health": self.settings.address("health"),
                 "phase": self._phase,
                 "pid": os.getpid(),
                 "started_at": self._started_at,
                 "services": [service.name for service in self._services],
             },
-        ).model_dump(mode="json")
-        for _, section in self._sections:
-            section.publish(report)
-
-    def _address(self, name: str) -> str:
-        port: int = getattr(self.settings, f"{name}_port")
-        host = self.settings.local_host
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        )
+        for service, (_, section) in zip(self._services, self._sections, strict=True):
+            samples = self._counts.samples(service.name, given_up)
+            section.publish(report.model_copy(update={"samples": samples}).model_dump(mode="json"))
 
     def _idle(self) -> bool:
         """Whether no living process of a service has a request."""
@@ -221,25 +291,41 @@ class Supervisor:
             section.alive and requests_of(section.data) for state, _ in self._sections for section in state.sections()
         )
 
-    def _end(self, health: HealthServer) -> None:
+    def _end_server(self) -> None:
+        """End the server, or what one that ended by itself has left."""
+        server = self._server
+        assert server is not None
         self._phase = "stopping"
         self._ending.set()
+        if not server.running:
+            server.stop(0)
+            return
+        self._tell(f"ending: streams in flight get {self.settings.exit_timeout} s")
+        stopper = threading.Thread(target=server.stop, args=(self.settings.exit_timeout + 15, self._idle))
+        stopper.start()
+        while stopper.is_alive():
+            self._publish()
+            stopper.join(PUBLISH_EVERY)
+
+    def _leave(self, health: HealthServer | None) -> None:
+        self._ending.set()
         if self._server is not None and self._server.running:
-            self._tell(f"ending: streams in flight get {self.settings.exit_timeout} s")
-            stopper = threading.Thread(target=self._server.stop, args=(self.settings.exit_timeout + 15, self._idle))
-            stopper.start()
-            while stopper.is_alive():
-                self._publish()
-                stopper.join(PUBLISH_EVERY)
-        elif self._server is not None:
-            self._server.stop(0)
-        health.stop()
+            self._tell(f"tritonserver (process {self._server.pid}) goes on; `piccard serve` takes it over")
+        if health is not None:
+            health.stop()
         if self._control is not None:
             self._control.close()
         for state, _ in self._sections:
             state.close()
         for lock in self._locks:
             lock.release()
+
+
+def _needed(service: Service) -> list[str]:
+    """Processes without which a service does not answer everybody, as `service/owner`."""
+    stable = StateStore(service).read().stable
+    owners = ["admission", "router", "router_unary", *([] if stable is None else [version_owner(stable)])]
+    return [f"{service.name}/{owner}" for owner in owners]
 
 
 def _tail(path: Path, count: int) -> list[str]:

@@ -20,6 +20,7 @@ from piccard_contract.live_state import LiveState
 from piccard_contract.reports import SupervisorReport
 
 from piccard.errors import OperationError
+from piccard.found_server import find_server
 from piccard.keys import admin_key_path, read_secret
 from piccard.model_config import config_json, config_with_versions, model_configs
 from piccard.server_settings import ADMIN_KEY_NAME
@@ -168,30 +169,33 @@ class TritonControl:
 def find_supervisor(home: Path, services: Iterable[Service]) -> SupervisorReport | None:
     """What the living supervisor of `home` published; None where no server runs."""
     for service in services:
-        if not service.live_state.exists():
-            continue
-        state = LiveState(service.live_state, service.run_folder)
-        try:
-            section = state.read("supervisor")
-        finally:
-            state.close()
-        if section is not None and section.alive:
-            report = SupervisorReport.model_validate(section.data)
-            if report.grpc:
-                return report
+        report = _living_report(service)
+        if report is not None and report.grpc:
+            return report
     return None
 
 
 def supervisor_phase(service: Service) -> str:
     """What the living supervisor is at: starting, serving or stopping; empty where none lives."""
+    report = _living_report(service)
+    return "" if report is None else str(report.details.get("phase", ""))
+
+
+def supervisor_gives_up(service: Service) -> dict[str, str]:
+    """Why the living supervisor does not start a process any more, by `service/owner`."""
+    report = _living_report(service)
+    return {} if report is None else report.given_up
+
+
+def _living_report(service: Service) -> SupervisorReport | None:
+    if not service.live_state.exists():
+        return None
     state = LiveState(service.live_state, service.run_folder)
     try:
         section = state.read("supervisor")
     finally:
         state.close()
-    if section is None or not section.alive:
-        return ""
-    return str(section.data.get("details", {}).get("phase", ""))
+    return SupervisorReport.model_validate(section.data) if section is not None and section.alive else None
 
 
 def connect(home: Path, services: Iterable[Service]) -> TritonControl | None:
@@ -201,12 +205,15 @@ def connect(home: Path, services: Iterable[Service]) -> TritonControl | None:
         OperationError: it runs and does not answer.
     """
     report = find_supervisor(home, services)
-    if report is None:
+    # Without a supervisor the server may run all the same.
+    found = None if report is not None else find_server(home)
+    address = report.grpc if report is not None else found.grpc if found is not None else ""
+    if not address:
         return None
-    control = TritonControl(report.grpc, read_secret(admin_key_path(home)))
+    control = TritonControl(address, read_secret(admin_key_path(home)))
     if not control.live():
         control.close()
-        raise OperationError(f"the server at {report.grpc} does not answer; wait for its start or read its log")
+        raise OperationError(f"the server at {address} does not answer; wait for its start or read its log")
     return control
 
 

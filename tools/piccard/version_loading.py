@@ -1,12 +1,14 @@
 """Loads a version into a running server and keeps its state true."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from piccard_contract.home import Service, version_owner
 from piccard_contract.lifecycle import IllegalMoveError, ServiceState, VersionState
 from piccard_contract.process_lock import is_held
 
 from piccard.errors import OperationError
+from piccard.places import places
 from piccard.probe import probe_version
 from piccard.state_store import StateStore, control_lock
 from piccard.triton_control import TritonControl
@@ -97,14 +99,31 @@ def revive_version(control: TritonControl, service: Service, version: int) -> No
         control.set_versions(service, service.llm, {*rest, version})
 
 
-def roll(control: TritonControl, service: Service, model: str) -> int:
-    """Start admission or a router again under its other number, without a gap; returns that number."""
+def roll(control: TritonControl, service: Service, model: str, *, dead: int | None = None) -> int:
+    """Start admission or a router again under its other number, without a gap; returns that number.
+
+    Args:
+        dead: the folder whose process died; None rolls away from the one that serves.
+    """
     with control_lock(service, model):
-        current = max(control.ready_versions(model), default=2)
+        ready = set(control.ready_versions(model))
+        if dead is not None and ready and dead not in ready:
+            # Somebody else rolled it while this waited for the lock.
+            return max(ready)
+        current = dead or max(ready, default=2)
         other = 1 if current == 2 else 2
-        control.set_versions(service, model, {current, other})
+        if other not in ready:
+            control.set_versions(service, model, {current, other})
+        elif not is_held(_step_lock(service, model, other)):
+            # Both are loaded, since an earlier roll was cut short, and neither lives.
+            control.set_versions(service, model, {current})
+            control.set_versions(service, model, {current, other})
         control.set_versions(service, model, {other})
         return other
+
+
+def _step_lock(service: Service, model: str, folder: int) -> Path:
+    return next(place for place in places(service, ()) if place.model == model).lock(folder)
 
 
 def move(store: StateStore, version: int, to: VersionState, reason: str = "") -> None:

@@ -1,33 +1,39 @@
-"""Notices processes that died and starts them again, and ends those whose version was retired."""
+"""Notices processes that died or hang and starts them again, and ends those whose version was retired."""
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
 from piccard_contract.home import Service, version_owner
 from piccard_contract.lifecycle import SERVING_STATES, VersionState
-from piccard_contract.live_state import LiveState
+from piccard_contract.live_state import LiveState, Section
 from piccard_contract.process_lock import holder_pid, is_held
 
 from piccard.errors import OperationError
+from piccard.places import Place, places
+from piccard.policy_store import policy_in_use
+from piccard.revival import LIMIT, Revival
+from piccard.revival_counts import RevivalCounts
 from piccard.state_store import StateStore
+from piccard.stillness import Signs, Stillness
 from piccard.triton_control import TritonControl
 from piccard.version_loading import move, revive_version, roll
 
-LONGEST_BACKOFF = 60.0
-
 # Seconds without a request after which a draining version that the server does not unload is ended.
 DRAIN_QUIET = 5.0
+
+# Standing still for less is not worth reading the policy for.
+_SUSPICIOUS = 1.0
 
 Tell = Callable[[str], None]
 
 
 class Watch:
-    """Looks after the processes of a server; each revival runs in a thread of its own.
+    """Looks after the processes of a server; each start runs in a thread of its own.
 
     A process is known by the lock that it holds while it lives. One whose lock was never seen held, and which the
     server does not call ready, is still starting.
@@ -35,48 +41,68 @@ class Watch:
     Args:
         control: of the server.
         tell: takes each line for people.
-        revivals: counts what was started again, by `service/owner`.
+        counts: of what was started again, for status and metrics.
         ending: set once the server is to end, when nothing is started any more.
+        limit: starts in a row that were no use, after which a process is given up.
     """
 
-    def __init__(self, control: TritonControl, tell: Tell, revivals: dict[str, int], ending: threading.Event) -> None:
+    def __init__(
+        self, control: TritonControl, tell: Tell, counts: RevivalCounts, ending: threading.Event, limit: int = LIMIT
+    ) -> None:
         self._control = control
         self._tell = tell
-        self._revivals = revivals
+        self._counts = counts
         self._ending = ending
-        self._seen: set[tuple[str, str, int]] = set()
-        self._busy: set[tuple[str, str, int]] = set()
-        self._not_before: dict[tuple[str, str, int], float] = {}
+        self._limit = limit
+        # Of folders of places, by the place's name.
+        self._seen: set[tuple[str, int]] = set()
+        self._dead: set[tuple[str, int]] = set()
+        # Places that a thread is at.
+        self._busy: set[str] = set()
+        self._revivals: dict[str, Revival] = {}
+        self._stuck: set[str] = set()
+        self._stillness: dict[str, Stillness] = {}
         self._quiet_since: dict[tuple[str, str, int], float] = {}
 
     def look(self, services: list[Service]) -> None:
         """One look at all processes of `services`."""
-        for service in services:
-            if not StateStore(service).exists:
-                # A publication of a new service that was undone.
-                continue
-            for model, version, owner in _processes(service):
-                key = (service.name, model, version)
-                if is_held(service.process_lock(owner)):
-                    self._seen.add(key)
-                elif key in self._seen and key not in self._busy and time.monotonic() >= self._not_before.get(key, 0):
-                    self._busy.add(key)
-                    threading.Thread(target=self._revive, args=(service, *key[1:], owner), daemon=True).start()
+        for place in _places_of(services):
+            self._look_at(place)
 
     def learn(self, services: list[Service]) -> None:
         """Take what the server calls ready for started, also where it died before anybody looked."""
         ready = {(entry.model, entry.version) for entry in self._control.index() if entry.ready}
+        for place in _places_of(services):
+            self._seen |= {(place.told, number) for number, _ in place.owners if (place.model, number) in ready}
+
+    def expect(self, services: list[Service]) -> None:
+        """Take every version that is to serve for started: another supervisor may have died while it revived one."""
+        for place in _places_of(services):
+            if place.is_version:
+                self._seen |= {(place.told, number) for number, _ in place.owners if self._wanted(place, number)}
+
+    def end_stuck(self, services: list[Service]) -> None:
+        """End versions whose engine stands still for longer than the policy allows; being dead, they are revived."""
         for service in services:
-            models = (service.llm, service.admission, service.router, service.router_unary)
-            self._seen |= {(service.name, model, version) for model, version in ready if model in models}
+            if not StateStore(service).exists:
+                continue
+            for section in _sections(service):
+                if section.alive and section.data.get("phase") == "ready":
+                    self._end_if_stuck(service, section)
 
     def retire_drained(self, services: list[Service]) -> None:
-        """Mark versions retired whose last stream is over."""
+        """Mark versions retired whose last stream is over, and failed those that were given up and are not stable."""
         for service in services:
             store = StateStore(service)
             if not store.exists:
                 continue
-            for number, record in store.read().versions.items():
+            state = store.read()
+            for number, record in state.versions.items():
+                name = f"{service.name}/{version_owner(number)}"
+                if record.state is VersionState.RETIRED:
+                    self._revivals.pop(name, None)
+                elif record.state in SERVING_STATES and number != state.stable and (name, number) in self._dead:
+                    self._fail_if_given_up(store, number, self._revival(name).given_up)
                 if record.state is not VersionState.DRAINING:
                     continue
                 if not is_held(service.process_lock(version_owner(number))):
@@ -84,6 +110,142 @@ class Watch:
                     self._tell(f"{service.name}: version {number} is retired")
                 else:
                     self._end_if_quiet(service, number)
+
+    def given_up(self) -> dict[str, str]:
+        """Why nobody starts a process any more, by `service/owner`."""
+        return {name: revival.given_up for name, revival in list(self._revivals.items()) if revival.given_up}
+
+    def waiting(self) -> dict[str, float]:
+        """Seconds until a dead process is started again, by `service/owner`."""
+        now = time.monotonic()
+        dead = {name for name, _ in list(self._dead)}
+        left = {name: revival.seconds_left(now) for name, revival in list(self._revivals.items()) if name in dead}
+        return {name: seconds for name, seconds in left.items() if seconds is not None}
+
+    def _look_at(self, place: Place) -> None:
+        now = time.monotonic()
+        held = {number for number, _ in place.owners if is_held(place.lock(number))}
+        self._seen |= {(place.told, number) for number in held}
+        if place.told in self._busy:
+            return
+        self._dead -= {(place.told, number) for number in held}
+        dead = [number for number, _ in place.owners if (place.told, number) in self._dead]
+        gone = [number for number, _ in place.owners if number not in held and (place.told, number) in self._seen]
+        revival = self._revival(place.told)
+        if dead:
+            if revival.due(now):
+                self._spawn(self._start, place, dead[0])
+        elif gone:
+            self._spawn(self._examine, place, gone[0])
+        elif held:
+            revival.alive(now)
+
+    def _spawn(self, work: Callable[[Place, int], None], place: Place, number: int) -> None:
+        self._busy.add(place.told)
+
+        def run() -> None:
+            try:
+                work(place, number)
+            except OperationError:
+                # The server does not answer; it is looked at again.
+                pass
+            finally:
+                self._busy.discard(place.told)
+
+        threading.Thread(target=run, name=f"revive-{place.told}", daemon=True).start()
+
+    def _examine(self, place: Place, number: int) -> None:
+        """Find out whether a process that is gone was let go on purpose."""
+        if self._ending.is_set() or not self._wanted(place, number):
+            self._seen.discard((place.told, number))
+            return
+        revival = self._revival(place.told)
+        revival.dead(time.monotonic())
+        self._dead.add((place.told, number))
+        if revival.given_up:
+            self._give_up(place, revival.given_up)
+            return
+        what = "was ended, since it hung" if place.told in self._stuck else "died"
+        seconds = revival.seconds_left(time.monotonic()) or 0.0
+        when = f" in {seconds:.0f} s" if seconds >= 1 else ""
+        self._tell(f"{place.service.name}: the process of {place.name} {what}; starting it again{when}")
+
+    def _start(self, place: Place, number: int) -> None:
+        if self._ending.is_set():
+            return
+        if not self._wanted(place, number):
+            self._forget(place, number)
+            return
+        revival = self._revival(place.told)
+        revival.begin()
+        self._counts.add(place.service.name, place.name, stuck=place.told in self._stuck)
+        self._stuck.discard(place.told)
+        try:
+            if place.is_version:
+                revive_version(self._control, place.service, number)
+            else:
+                roll(self._control, place.service, place.model, dead=number)
+                self._seen.discard((place.told, number))
+        except OperationError as error:
+            if self._ending.is_set() or not self._control.live():
+                return
+            revival.failed(time.monotonic(), str(error))
+            if revival.given_up:
+                self._give_up(place, revival.given_up)
+            else:
+                self._tell(f"{place.told} could not be started: {error}")
+        else:
+            revival.started(time.monotonic())
+            self._dead = {(name, folder) for name, folder in self._dead if name != place.told}
+            self._tell(f"{place.service.name}: {place.name} is back")
+
+    def _give_up(self, place: Place, reason: str) -> None:
+        """Nobody starts it any more; one that is not stable has failed, so that nothing counts on it."""
+        self._tell(f"{place.told} is given up: {reason}; `piccard revive {place.name}` tries again")
+        store = StateStore(place.service)
+        if place.is_version and store.read().stable != place.number:
+            self._fail_if_given_up(store, place.number, reason)
+
+    def _fail_if_given_up(self, store: StateStore, number: int, reason: str) -> None:
+        """A version that was given up has failed, unless it is stable: that role ends with a promotion alone."""
+        if not reason:
+            return
+        name = f"{store.service.name}/{version_owner(number)}"
+        self._seen.discard((name, number))
+        self._dead.discard((name, number))
+        with suppress(OperationError):
+            move(store, number, VersionState.FAILED, reason)
+
+    def _forget(self, place: Place, number: int) -> None:
+        self._seen.discard((place.told, number))
+        self._dead.discard((place.told, number))
+
+    def _wanted(self, place: Place, number: int) -> bool:
+        """Whether a process that is gone was not let go on purpose."""
+        if not place.is_version:
+            return number in self._control.ready_versions(place.model)
+        record = StateStore(place.service).read().versions.get(number)
+        return record is not None and record.state in SERVING_STATES
+
+    def _revival(self, name: str) -> Revival:
+        return self._revivals.setdefault(name, Revival(self._limit))
+
+    def _end_if_stuck(self, service: Service, section: Section) -> None:
+        name = f"{service.name}/{section.owner}"
+        signs = Signs(
+            section.pid,
+            section.updated_at,
+            bool(section.data.get("busy", False)),
+            int(section.data.get("beats", 0)),
+        )
+        still = self._stillness.setdefault(name, Stillness()).look(time.monotonic(), signs)
+        if still < _SUSPICIOUS or still < (limit := policy_in_use(service).deadlines.step):
+            return
+        self._tell(f"{service.name}: the engine of {section.owner} gave no sign of life for {limit:g} s; it is ended")
+        self._stuck.add(name)
+        if holder_pid(service.process_lock(section.owner)) == section.pid:
+            with suppress(ProcessLookupError):
+                os.kill(section.pid, signal.SIGKILL)
 
     def _end_if_quiet(self, service: Service, version: int) -> None:
         """End a draining process without requests: the server keeps one whose request was cancelled as it ended."""
@@ -103,54 +265,19 @@ class Watch:
             with suppress(ProcessLookupError):
                 os.kill(section.pid, signal.SIGKILL)
 
-    def _revive(self, service: Service, model: str, version: int, owner: str) -> None:
-        key = (service.name, model, version)
-        try:
-            if self._ending.is_set() or not self._wanted(service, model, version):
-                self._seen.discard(key)
-                return
-            self._tell(f"{service.name}: the process of {owner} died; starting it again")
-            name = f"{service.name}/{owner}"
-            self._revivals[name] = self._revivals.get(name, 0) + 1
-            self._not_before[key] = time.monotonic() + min(LONGEST_BACKOFF, 0.5 * 2 ** self._revivals[name])
-            if model == service.llm:
-                revive_version(self._control, service, version)
-            else:
-                roll(self._control, service, model)
-                self._seen.discard(key)
-            self._tell(f"{service.name}: {owner} is back")
-        except OperationError as error:
-            if not self._ending.is_set() and self._control.live():
-                self._give_up(service, model, version, str(error))
-        finally:
-            self._busy.discard(key)
 
-    def _wanted(self, service: Service, model: str, version: int) -> bool:
-        """Whether a process that is gone was not let go on purpose."""
-        if model != service.llm:
-            return version in self._control.ready_versions(model)
-        record = StateStore(service).read().versions.get(version)
-        return record is not None and record.state in SERVING_STATES
-
-    def _give_up(self, service: Service, model: str, version: int, reason: str) -> None:
-        """A version that cannot be started again has failed; stable, routers and admission are tried again."""
-        store = StateStore(service)
-        if model == service.llm and store.read().stable != version:
-            self._seen.discard((service.name, model, version))
-            move(store, version, VersionState.FAILED, reason)
-        self._tell(f"{service.name}: version {version} of {model} cannot be started again: {reason}")
+def _places_of(services: Iterable[Service]) -> list[Place]:
+    stores = [(service, StateStore(service)) for service in services]
+    # A new service's publication may have been undone.
+    return [place for service, store in stores if store.exists for place in places(service, store.read().loaded())]
 
 
-def _processes(service: Service) -> list[tuple[str, int, str]]:
-    """(model, version, owner) of every process that `service` may have."""
-    found = [(service.llm, number, version_owner(number)) for number in StateStore(service).read().loaded()]
-    for model, name in (
-        (service.admission, "admission"),
-        (service.router, "router"),
-        (service.router_unary, "router_unary"),
-    ):
-        found += [(model, 1, name), (model, 2, f"{name}.2")]
-    return found
+def _sections(service: Service) -> list[Section]:
+    live = LiveState(service.live_state, service.run_folder)
+    try:
+        return live.sections(version_owner(0).removesuffix("0"))
+    finally:
+        live.close()
 
 
 def requests_of(report: dict[str, Any]) -> int:

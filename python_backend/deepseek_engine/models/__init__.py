@@ -18,9 +18,14 @@ __all__ = ["CheckpointError", "Model", "ModelConfig", "load_config", "load_model
 
 
 class Model(Protocol):
-    """A causal language model whose state is a paged cache."""
+    """A causal language model whose state is a paged cache.
+
+    Attributes:
+        on_layer: called after each layer of a `forward`, so that a long one is known to get on.
+    """
 
     config: ModelConfig
+    on_layer: Callable[[], None]
 
     def cache_spec(self) -> CacheSpec:
         """The planes that `forward` needs."""

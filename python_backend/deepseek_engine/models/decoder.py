@@ -58,6 +58,8 @@ class Decoder:
         """`load_layer` gets the layer's name prefix and index. Raises CheckpointError."""
         self.config = config
         self._cache_spec = cache_spec
+        # Called after each layer: a long prompt on a slow machine is no hang.
+        self.on_layer: Callable[[], None] = lambda: None
         self._dtype = checkpoint.dtype
         vocabulary = (config.vocab_size, config.hidden_size)
         self.embedding = checkpoint.tensor("model.embed_tokens.weight", *vocabulary)
@@ -85,6 +87,7 @@ class Decoder:
             normed = rms_norm(hidden, layer.input_norm, eps)
             hidden = layer.attention.forward(normed, hidden, rotation, plan, layer_cache)
             hidden = layer.mlp.forward(rms_norm(hidden, layer.post_attention_norm, eps), hidden)
+            self.on_layer()
         return rms_norm(hidden, self.norm, eps)
 
     @torch.inference_mode()

@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _stick() -> None:
+    threading.Event().wait()
+
+
 class ScriptedBackend:
     """An `EngineBackend` whose running requests all advance together, each at its own pace.
 
@@ -42,6 +47,7 @@ class ScriptedBackend:
         max_model_len: context in tokens.
         clock: seconds, monotonic.
         die: ends the process, for `die_at`.
+        stick: never returns, for `stick_at`.
     """
 
     def __init__(
@@ -52,12 +58,14 @@ class ScriptedBackend:
         max_model_len: int,
         clock: Callable[[], float] = time.monotonic,
         die: Callable[[], None] = _die,
+        stick: Callable[[], None] = _stick,
     ) -> None:
         self.max_model_len = max_model_len
         self._tokenizer = tokenizer
         self._version = version
         self._clock = clock
         self._die = die
+        self._stick = stick
         self._running: dict[str, list[Performance]] = {}
         self._ended: list[EngineOutput] = []
         self._generated_tokens = 0
@@ -133,6 +141,10 @@ class ScriptedBackend:
         script, position = performance.script, performance.num_output
         if script.die_at == position:
             self._die()
+        if script.stick_at == position:
+            self._stick()
+        if script.break_at == position:
+            raise MemoryError(f"the script breaks the engine at token {position}")
         if script.hang_at == position:
             performance.due = math.inf
             return

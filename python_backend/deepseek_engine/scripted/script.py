@@ -17,6 +17,8 @@ class Script(BaseModel):
         fail_at: the request fails with `error` instead of giving token number `fail_at`; 0 is before the first.
         die_at: the process kills itself (SIGKILL) there.
         hang_at: nothing more comes from there on, until the request is aborted.
+        stick_at: the engine itself never ends the step there, and nobody gets anything any more.
+        break_at: memory runs out there outside of any request, which breaks the engine.
         error: code of `fail_at`.
         text: the words that are repeated; None repeats those of the prompt.
         tag: every token ends in @ and the version's number; words are cut to make room.
@@ -31,6 +33,8 @@ class Script(BaseModel):
     fail_at: int | None = Field(default=None, ge=0)
     die_at: int | None = Field(default=None, ge=0)
     hang_at: int | None = Field(default=None, ge=0)
+    stick_at: int | None = Field(default=None, ge=0)
+    break_at: int | None = Field(default=None, ge=0)
     error: ErrorCode = ErrorCode.INTERNAL
     text: str | None = None
     tag: bool = False
