@@ -196,6 +196,24 @@ def revive(
         show(run(op, process), as_json=as_json)
 
 
+@app.command()
+def roll(
+    processes: Annotated[
+        list[str] | None, typer.Argument(help="router, router_unary or admission; else those whose code differs.")
+    ] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for what is left of an earlier roll.")] = 30.0,
+    service: ServiceName = DEFAULT_SERVICE,
+    home: Home = DEFAULT_HOME,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have admission and routers run the installed code, after an upgrade, without losing a request."""
+    from piccard.roll import roll as run
+
+    with _operation(home, service, dry_run) as op:
+        show(run(op, processes or [], wait=wait), as_json=as_json)
+
+
 @canary_app.command("set")
 def canary_set(
     version: Annotated[int, typer.Option("--version", min=1)],

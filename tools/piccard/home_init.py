@@ -16,6 +16,7 @@ from piccard.outcome import Outcome
 from piccard.pin import set_pin
 from piccard.policy_store import new_salt, write_policy
 from piccard.repository import compile_models, point_stable, write_service, write_version
+from piccard.snapshot import installed_code_hash
 from piccard.state_store import StateStore, operator_lock
 
 SHIPPED_RATIO = 0.10
@@ -53,11 +54,18 @@ def init_home(home: Path, versions: dict[int, VersionFile], *, dry_run: bool = F
         raise OperationError(f"{home} cannot be made ({error.strerror}); name another folder with --home") from error
     if not os.access(home, os.W_OK | os.X_OK):
         raise OperationError(f"{home} is read-only for you; name another folder with --home")
+    versions = {number: _with_code(version) for number, version in versions.items()}
     with operator_lock(home):
         make_service(service, versions, canary=numbers[1] if len(numbers) > 1 else None)
         make_secret(admin_key_path(service.home))
         write_audit(service, what, {}, outcome.after)
     return outcome
+
+
+def _with_code(version: VersionFile) -> VersionFile:
+    """The version with the hash of the installed code, which a linked one begins with."""
+    hashes = version.hashes.model_copy(update={"code": version.hashes.code or installed_code_hash()})
+    return version.model_copy(update={"hashes": hashes})
 
 
 def make_service(service: Service, versions: dict[int, VersionFile], *, canary: int | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from piccard_contract.home import Service, version_owner
 from piccard_contract.lifecycle import ServiceState, VersionState
-from piccard_contract.live_state import LiveState
+from piccard_contract.live_state import LiveState, LiveStateError, Section
 from piccard_contract.version_file import VersionFileError, read_version_file
 
 from piccard.audit import write_audit
@@ -87,6 +87,24 @@ def _operation(service: Service, tell: Tell, *, dry_run: bool) -> Iterator[Opera
     finally:
         if control is not None:
             control.close()
+
+
+def sections_of(service: Service) -> dict[str, Section]:
+    """What each process of a service published last, by its name.
+
+    Raises:
+        OperationError: the state file is none.
+    """
+    if not service.live_state.exists():
+        return {}
+    try:
+        live = LiveState(service.live_state, service.run_folder)
+    except LiveStateError as error:
+        raise OperationError(str(error)) from error
+    try:
+        return {section.owner: section for section in live.sections()}
+    finally:
+        live.close()
 
 
 def record_of(state: ServiceState, version: int) -> VersionState:

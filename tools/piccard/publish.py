@@ -116,7 +116,8 @@ def _hashes(version: VersionFile, publication: Publication, *, scripted: bool) -
     parts = Hashes() if scripted else checkpoint_hashes(publication.checkpoint, weights=publication.hash_weights)
     return parts.model_copy(
         update={
-            "code": None if version.linked else installed_code_hash(),
+            # A linked version's says what it was published with; what it runs is whatever is installed.
+            "code": installed_code_hash(),
             "ops_library": library_hash(Path(version.ops_library)) if version.ops_library else None,
         }
     )
@@ -132,9 +133,16 @@ def _same(op: Operation, state: ServiceState, version: VersionFile, label: str |
         except (OSError, VersionFileError):
             continue
         wanted = version if label is not None else version.model_copy(update={"label": found.label})
-        if found == wanted:
+        if _but_linked_code(found) == _but_linked_code(wanted):
             return number
     return None
+
+
+def _but_linked_code(version: VersionFile) -> VersionFile:
+    """A linked version is the same whatever code is installed."""
+    if not version.linked:
+        return version
+    return version.model_copy(update={"hashes": version.hashes.model_copy(update={"code": None})})
 
 
 def _again(op: Operation, state: ServiceState, number: int) -> Outcome:

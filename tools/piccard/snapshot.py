@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 from piccard_contract.code_hash import ENGINE_PACKAGES, package_folder, packages_hash
@@ -29,6 +30,7 @@ def code_hash(folder: Path) -> str:
     return packages_hash({"": folder})
 
 
+@cache
 def installed_code_hash() -> str:
     """The hash that a snapshot of the installed engine would have."""
     return packages_hash({name: package_folder(name) for name in ENGINE_PACKAGES})

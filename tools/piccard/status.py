@@ -4,19 +4,22 @@ from pathlib import Path
 from typing import Any
 
 from piccard_contract.home import Service, version_owner
-from piccard_contract.live_state import LiveState, LiveStateError, Section
+from piccard_contract.live_state import Section
 
+from piccard.drift import code_of, installed_ensemble_hash, step_drift, step_owners, version_drift, version_file
 from piccard.errors import OperationError
 from piccard.found_server import find_server
-from piccard.operation import Operation
+from piccard.operation import Operation, sections_of
 from piccard.policy_store import load_policy, policy_in_use
 from piccard.repository import stable_target
+from piccard.snapshot import installed_code_hash
 
 
 def status(op: Operation) -> dict[str, Any]:
     """The service as one JSON object."""
     state = op.store.read()
-    sections = _sections(op.service)
+    sections = sections_of(op.service)
+    steps = step_owners(op, sections)
     loaded = set(op.control.ready_versions(op.service.llm)) if op.control is not None else set()
     return {
         "service": op.service.name,
@@ -28,6 +31,7 @@ def status(op: Operation) -> dict[str, Any]:
         "previous": state.previous,
         "policy": _policy(op.service),
         "policy_error": _value(sections, "admission", "policy_error", ""),
+        "installed_code": {"engine": installed_code_hash(), "ensemble": installed_ensemble_hash()},
         "versions": [
             {
                 "version": number,
@@ -36,28 +40,32 @@ def status(op: Operation) -> dict[str, Any]:
                 "reason": record.reason,
                 "changed_at": record.changed_at,
                 "loaded": number in loaded,
+                **_code(op, number, sections.get(version_owner(number))),
                 **_process(sections.get(version_owner(number))),
                 "in_flight": _in_flight(sections, number),
             }
             for number, record in sorted(state.versions.items())
         ],
         "processes": {
-            owner: {"pid": section.pid, "alive": section.alive} for owner, section in sorted(sections.items())
+            owner: {
+                "pid": section.pid,
+                "alive": section.alive,
+                "code": code_of(section),
+                "drift": step_drift(section) if owner in steps else "",
+            }
+            for owner, section in sorted(sections.items())
         },
     }
 
 
-def _sections(service: Service) -> dict[str, Section]:
-    if not service.live_state.exists():
-        return {}
-    try:
-        live = LiveState(service.live_state, service.run_folder)
-    except LiveStateError as error:
-        raise OperationError(str(error)) from error
-    try:
-        return {section.owner: section for section in live.sections()}
-    finally:
-        live.close()
+def _code(op: Operation, number: int, section: Section | None) -> dict[str, Any]:
+    version = version_file(op, number)
+    return {
+        "linked": None if version is None else version.linked,
+        "code": code_of(section),
+        "published_code": "" if version is None else version.hashes.code or "",
+        "drift": version_drift(version, section),
+    }
 
 
 def _server(sections: dict[str, Section]) -> dict[str, Any] | None:

@@ -7,6 +7,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+_HEADINGS = (
+    "version",
+    "label",
+    "code",
+    "state",
+    "process",
+    "running",
+    "waiting",
+    "free blocks",
+    "in flight",
+    "reason",
+)
+
 
 def print_status(found: dict[str, Any], console: Console) -> None:
     """Print what `piccard.status.status` found."""
@@ -17,12 +30,13 @@ def print_status(found: dict[str, Any], console: Console) -> None:
     canary = f"canary {policy['canary']} gets {100 * ratio:g} %" if ratio and policy.get("canary") else "no canary"
     console.print(f"stable -> {found['link']}, {canary}", highlight=False)
     table = Table(box=None, pad_edge=False)
-    for heading in ("version", "label", "state", "process", "running", "waiting", "free blocks", "in flight", "reason"):
+    for heading in _HEADINGS:
         table.add_column(heading, no_wrap=heading != "reason", overflow="fold")
     for version in found["versions"]:
         table.add_row(
             str(version["version"]),
             version["label"],
+            version["code"][:8] or "-",
             version["state"],
             f"{version['phase']} ({version['pid']})" if version["pid"] else "-",
             *(_cell(version.get(name)) for name in ("running", "waiting")),
@@ -31,6 +45,8 @@ def print_status(found: dict[str, Any], console: Console) -> None:
             version["reason"],
         )
     console.print(table)
+    for line in _drifts(found):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     problem = policy.get("error") or found["policy_error"]
     if problem:
         console.print(f"policy.yaml is not in use: {problem}", highlight=False, soft_wrap=True)
@@ -50,6 +66,16 @@ def _deaths(server: dict[str, Any]) -> Iterator[str]:
         yield f"{owner} is dead and is started again at {datetime.fromtimestamp(at):%H:%M:%S}"
     for owner, reason in sorted((server.get("given_up") or {}).items()):
         yield f"{owner} is given up: {reason}; `piccard revive {owner.split('/')[1]}` tries again"
+
+
+def _drifts(found: dict[str, Any]) -> Iterator[str]:
+    """What runs other code than it should."""
+    for version in found["versions"]:
+        if version["drift"]:
+            yield f"version {version['version']} ({'linked' if version['linked'] else 'snapshot'}) {version['drift']}"
+    for owner, process in found["processes"].items():
+        if process["drift"]:
+            yield f"{owner} {process['drift']}: `piccard roll`"
 
 
 def _cell(value: Any) -> str:
