@@ -14,7 +14,6 @@ from piccard.agreement_checks import (
 )
 from piccard.disk_checks import compiled_findings, folder_findings, pin_findings, secret_findings, version_findings
 from piccard.drift import drift_findings
-from piccard.drift import drift_findings
 from piccard.errors import OperationError
 from piccard.finding import Finding
 from piccard.found_server import find_server
@@ -80,7 +79,6 @@ def findings(op: Operation) -> Iterator[Finding]:
     yield from compiled_findings(op)
     yield from pin_findings(op)
     yield from index_findings(op, state)
-    yield from drift_findings(op, state)
     yield from drift_findings(op, state)
     yield from process_findings(op)
 
