@@ -1,24 +1,26 @@
-# `make help` lists what there is. Every target sets up what it needs; PICCARD_HOME and SERVE_ARGS are yours to set.
+# `make help` lists what there is. Every target sets up what it needs. PICCARD_HOME, SERVE_ARGS, TEST_ARGS and TEST_JOBS
+# are yours to set.
 PICCARD_HOME ?= .piccard
 SERVE_ARGS ?=
 TEST_ARGS ?=
+TEST_JOBS ?= 2
 BIN := .venv/bin
 LOCKED := requirements/torch.txt requirements/runtime.txt requirements/dev.txt pyproject.toml tools/environment.sh
-SOURCES := contract python_backend ensemble tools
+SOURCES := contract python_backend ensemble custom_ops tools
 export PICCARD_HOME
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint fmt bench lock clean
+.PHONY: help serve test lint fmt bench custom-ops lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: .venv/.runtime ## set up, make the home .piccard/ and run the server in the foreground
 	@$(BIN)/piccard init
 	@exec $(BIN)/piccard serve $(SERVE_ARGS)
 
 test: .venv/.dev ## set up and run every test, those on a real server too
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup $(TEST_ARGS)
 
 lint: .venv/.dev ## ruff, mypy and the import rules
 	$(BIN)/ruff check .
@@ -32,6 +34,9 @@ fmt: .venv/.dev ## format and sort imports
 
 bench: .venv/.dev ## run the benchmarks of benchmarks/
 	@for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
+
+custom-ops: .venv/.runtime ## build the ONNX Runtime operators if they have changed, and print the library's path
+	@$(BIN)/python -m deepseek_ops
 
 lock: .venv/.dev ## write requirements/ from what is installed in .venv
 	$(BIN)/python tools/lock_requirements.py
