@@ -1,0 +1,147 @@
+#include <cstring>
+
+#include "operators.generated.h"
+#include "paged_batch.h"
+#include "weight.h"
+
+namespace piccard::mla_paged_attention {
+
+namespace {
+
+constexpr int64_t kAbsorbedTile = 4;    // Rows that read an entry once in the absorbed form,
+constexpr int64_t kExpandedTile = 16;   // and in the expanded one.
+constexpr int64_t kHeadGroup = 16;      // Heads that read it once,
+constexpr int64_t kFewTasks = 16;       // or fewer, where there would be fewer tasks than this,
+constexpr int64_t kSmallHeadGroup = 4;  // but not below this.
+
+struct Layer {
+  int64_t heads, nope, rope, v, rank;
+  float scale;
+  Matrix kv_b;  // [heads * (nope + v), rank]
+  Plane plane;
+
+  int64_t q_width() const { return nope + rope; }
+  int64_t both() const { return nope + v; }
+  // Multiplications a head that either form takes.
+  bool prefers_expanded(const Sequence& sequence) const {
+    const double n = static_cast<double>(sequence.rows), length = static_cast<double>(sequence.length);
+    const double product = static_cast<double>(both() * rank);
+    const double absorbed = n * product + n * length * static_cast<double>(2 * rank + rope);
+    return length * product + n * length * static_cast<double>(both() + rope) < absorbed;
+  }
+};
+
+// score = (W_UK^T q_nope . c + q_pe . k_pe) * scale,  o = W_UV (sum_t p_t c_t)
+void attend_absorbed(const Layer& layer, const AttentionTask& task, const float* q, float* y) {
+  const int64_t rows = task.last - task.first, heads = task.heads, lines = rows * heads;
+  const int64_t width = layer.rank + layer.rope, length = task.sequence->visible(task.last - 1);
+  float* query = thread_floats(lines * (width + layer.rank + length));
+  float* mixed = query + lines * width;
+  float* scores = mixed + lines * layer.rank;
+  std::memset(query, 0, static_cast<size_t>(lines * (width + layer.rank)) * sizeof(float));
+  for (int64_t h = 0; h < heads; ++h) {
+    const float* from = q + (task.first * layer.heads + task.head + h) * layer.q_width();
+    isa().mix_rows(from, layer.heads * layer.q_width(), rows, layer.kv_b.row((task.head + h) * layer.both()), layer.nope,
+                   layer.rank, query + h * width, heads * width);
+    for (int64_t r = 0; r < rows; ++r) {
+      std::memcpy(query + (r * heads + h) * width + layer.rank, from + r * layer.heads * layer.q_width() + layer.nope,
+                  static_cast<size_t>(layer.rope) * sizeof(float));
+    }
+  }
+  layer.plane.runs(*task.sequence, length, [&](int64_t position, int64_t count, const Matrix& entries) {
+    isa().dot_rows(query, width, lines, entries, count, width, scores + position, length, false);
+  });
+  causal_softmax(task, scores, length, heads, length, layer.scale);
+  layer.plane.runs(*task.sequence, length, [&](int64_t position, int64_t count, const Matrix& entries) {
+    isa().mix_rows(scores + position, length, lines, entries, count, layer.rank, mixed, layer.rank);
+  });
+  for (int64_t h = 0; h < heads; ++h) {
+    isa().dot_rows(mixed + h * layer.rank, heads * layer.rank, rows,
+                   layer.kv_b.row((task.head + h) * layer.both() + layer.nope), layer.v, layer.rank,
+                   y + (task.first * layer.heads + task.head + h) * layer.v, layer.heads * layer.v, false);
+  }
+}
+
+// The keys and values of one head, [length, nope + v], made from the latents.
+void expand(const Layer& layer, const Sequence& sequence, int64_t head, float* widened, float* expanded) {
+  const int64_t both = layer.both(), width = layer.rank + layer.rope;
+  layer.plane.runs(sequence, sequence.length, [&](int64_t position, int64_t count, const Matrix& entries) {
+    const float* latents = static_cast<const float*>(entries.data);
+    if (entries.format != Format::kF32) {
+      isa().widen(entries.format, entries.data, widened, count * width);
+      latents = widened;
+    }
+    isa().dot_rows(latents, width, count, layer.kv_b.row(head * both), both, layer.rank, expanded + position * both, both,
+                   false);
+  });
+}
+
+// score = (q_nope . W_UK c + q_pe . k_pe) * scale,  o = sum_t p_t W_UV c_t, for all rows of a sequence and one head.
+void attend_expanded(const Layer& layer, const Sequence& sequence, int64_t head, const float* q, float* y) {
+  const int64_t both = layer.both(), length = sequence.length, v = layer.v;
+  const int64_t q_stride = layer.heads * layer.q_width(), y_stride = layer.heads * v;
+  const int64_t block = layer.plane.block_size * (layer.rank + layer.rope);
+  float* expanded = thread_floats(length * both + block + kExpandedTile * length);
+  float* scores = expanded + length * both;
+  float* widened = scores + kExpandedTile * length;
+  expand(layer, sequence, head, widened, expanded);
+  const Matrix made{Format::kF32, expanded, both};
+  for (int64_t row = sequence.first; row < sequence.first + sequence.rows; row += kExpandedTile) {
+    const int64_t last = min(sequence.first + sequence.rows, row + kExpandedTile), rows = last - row;
+    const AttentionTask task{&sequence, row, last, head, 1};
+    const int64_t seen = sequence.visible(last - 1);
+    const float* query = q + row * q_stride + head * layer.q_width();
+    float* out = y + row * y_stride + head * v;
+    isa().dot_rows(query, q_stride, rows, made, seen, layer.nope, scores, length, false);
+    layer.plane.runs(sequence, seen, [&](int64_t position, int64_t count, const Matrix& entries) {
+      isa().dot_rows(query + layer.nope, q_stride, rows, entries.at(0, layer.rank), count, layer.rope, scores + position,
+                     length, true);
+    });
+    causal_softmax(task, scores, length, 1, seen, layer.scale);
+    for (int64_t r = 0; r < rows; ++r) std::memset(out + r * y_stride, 0, static_cast<size_t>(v) * sizeof(float));
+    isa().mix_rows(scores, length, rows, made.at(0, layer.nope), seen, v, out, y_stride);
+  }
+}
+
+int64_t head_group(const std::vector<Sequence>& sequences, int64_t heads) {
+  int64_t tiles = 0;
+  for (const Sequence& sequence : sequences) tiles += ceil_div(sequence.rows, kAbsorbedTile);
+  return max(kSmallHeadGroup, min(kHeadGroup, heads * tiles / kFewTasks));
+}
+
+}  // namespace
+
+void compute(Call& call) {
+  const int64_t T = call.value(name::T), S = call.value(name::S), rank = call.value(name::C);
+  const Tensor cache = call.output(output::cache_out);
+  const std::vector<Sequence> sequences =
+      sequences_of(call.input(input::block_tables), call.input(input::query_starts), call.input(input::context_lengths),
+                   T, call.value(name::B), S);
+  const Floats q(call.input(input::q)), entries(call.input(input::entries));
+  const int64_t heads = call.value(name::num_heads), rope = call.value(name::qk_rope_head_dim);
+  const Layer layer{heads,
+                    call.value(name::qk_nope_head_dim),
+                    rope,
+                    call.value(name::v_head_dim),
+                    rank,
+                    call.real(real::scale),
+                    matrix_of(call.input(input::kv_b), rank),
+                    {matrix_of(cache, rank + rope), S}};
+  write_entries(sequences, layer.plane, entries.data(), rank + rope);
+  Result y(call, output::y);
+  std::vector<Sequence> few, many;
+  for (const Sequence& sequence : sequences) (layer.prefers_expanded(sequence) ? many : few).push_back(sequence);
+  const auto absorbed = attention_tasks(few, kAbsorbedTile, heads, head_group(few, heads));
+  const int64_t expanded = static_cast<int64_t>(many.size()) * heads;
+  // The long ones first, so that no thread is left with one at the end.
+  call.parallel(expanded + static_cast<int64_t>(absorbed.size()), [&](int64_t i) {
+    if (i < expanded) {
+      attend_expanded(layer, many[static_cast<size_t>(i / heads)], i % heads, q.data(), y.data());
+    } else {
+      attend_absorbed(layer, absorbed[static_cast<size_t>(i - expanded)], q.data(), y.data());
+    }
+  });
+  y.finish();
+}
+
+}  // namespace piccard::mla_paged_attention

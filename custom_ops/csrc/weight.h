@@ -1,0 +1,55 @@
+// Weights in any format, as rows that can be multiplied with.
+#pragma once
+
+#include "call.h"
+#include "isa.h"
+
+namespace piccard {
+
+// [out, in]. Without packed values it is `matrix`; else its rows are widened on the way.
+class Weight {
+ public:
+  virtual ~Weight() = default;
+  // out[m, n - first] = x[m] . w[n], first <= n < last
+  virtual void dot(const float* x, int64_t x_stride, int64_t M, int64_t first, int64_t last, float* out,
+                   int64_t out_stride) const = 0;
+};
+
+// One whose elements are read as they are.
+class PlainWeight : public Weight {
+ public:
+  PlainWeight(Matrix matrix, int64_t columns) : matrix_(matrix), columns_(columns) {}
+  void dot(const float* x, int64_t x_stride, int64_t M, int64_t first, int64_t last, float* out,
+           int64_t out_stride) const override {
+    isa().dot_rows(x, x_stride, M, matrix_.row(first), last - first, columns_, out, out_stride, false);
+  }
+
+ private:
+  Matrix matrix_;
+  int64_t columns_;
+};
+
+// One whose rows are packed; `unpack` writes the columns first .. first + count - 1 of a row.
+class PackedWeight : public Weight {
+ public:
+  explicit PackedWeight(int64_t columns) : columns_(columns) {}
+  void dot(const float* x, int64_t x_stride, int64_t M, int64_t first, int64_t last, float* out,
+           int64_t out_stride) const override;
+
+ protected:
+  virtual void unpack(int64_t row, int64_t first, int64_t count, float* out) const = 0;
+
+ private:
+  int64_t columns_;
+};
+
+inline Matrix matrix_of(const Tensor& tensor, int64_t stride) { return {format_of(tensor.type), tensor.data, stride}; }
+
+// y = x w^T + bias + residual for M rows, on all threads; bias and residual may be null.
+void linear(Call& call, const float* x, int64_t M, int64_t K, const Weight& weight, int64_t N, const float* bias,
+            const float* residual, float* y);
+
+// How many parts to cut `multiplications` into, at most `parts`: one that is too small costs more than it saves.
+int64_t parts_for(int64_t multiplications, int64_t parts);
+
+}  // namespace piccard

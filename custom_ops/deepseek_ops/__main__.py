@@ -1,0 +1,22 @@
+"""`python -m deepseek_ops`: build the library if need be and print its path."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from deepseek_ops.build import BuildError, build
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m deepseek_ops", description="Build the com.deepseek operators.")
+    parser.add_argument("--folder", type=Path, help="where to keep the library; else the user's cache folder")
+    try:
+        print(build(parser.parse_args().folder))
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,66 @@
+"""The mixture of experts: gate and experts."""
+
+from deepseek_ops.operators.common import FLOATS, TOLERANCE, attribute, residual
+from deepseek_ops.registry import Attribute, Input, Operator, Output, Requirement
+
+MOE_GATE = Operator(
+    name="DeepSeekMoEGate",
+    kernel="moe_gate",
+    reference="deepseek_engine.kernels.moe_gate",
+    doc="Chooses experts. greedy: the best of softmax(logits) (V2-Lite); group_limited_greedy: within the topk_group"
+    " groups whose best expert scores highest (V2); noaux_tc: by sigmoid(logits) + bias within the groups whose two"
+    " best score highest in sum, weights without the bias (V3). Weights are divided by their sum + 1e-20 where"
+    " norm_topk_prob, then multiplied by routed_scaling_factor. Of equal scores the lower expert is taken.",
+    inputs=(
+        Input("logits", "float", ("T", "E"), "of the router"),
+        Input("bias", "float", ("E",), "e_score_correction_bias, for noaux_tc", optional=True),
+    ),
+    outputs=(
+        Output("weights", "float", ("T", "num_experts_per_tok"), "best first"),
+        Output("experts", "int64", ("T", "num_experts_per_tok"), "whose they are"),
+    ),
+    attributes=(
+        Attribute(
+            "topk_method",
+            "string",
+            "which gate",
+            "greedy",
+            choices=("greedy", "group_limited_greedy", "noaux_tc"),
+        ),
+        attribute("num_experts_per_tok", "experts a row"),
+        attribute("n_group", "groups of experts; 1 for greedy", 1),
+        attribute("topk_group", "groups that a row may choose from", 1),
+        attribute("norm_topk_prob", "whether the weights of a row are made to sum to 1", 0, minimum=0),
+        attribute("routed_scaling_factor", "what weights are multiplied by", 1.0),
+    ),
+    requirements=(
+        Requirement("E // n_group * n_group", "E", equal=True),
+        Requirement("topk_group", "n_group"),
+        Requirement("num_experts_per_tok", "E // n_group * topk_group"),
+        Requirement("norm_topk_prob", "1"),
+    ),
+    tolerance={"float": TOLERANCE["float"]},
+)
+
+MOE = Operator(
+    name="DeepSeekMoE",
+    kernel="moe",
+    reference="deepseek_engine.kernels.moe_experts:moe_experts",
+    doc="y = residual + sum_k weights[t, k] f(experts[t, k], x[t]) + the shared expert of x[t], where f(e, x) ="
+    " down[e] (silu(gate) * up) and [gate | up] = gate_up[e] x (DeepSeekMoE, arXiv:2401.06066). Reads the chosen"
+    " experts only, each once for all its rows.",
+    inputs=(
+        Input("x", "T", ("T", "D"), "rows"),
+        Input("weights", "float", ("T", "K"), "of the gate"),
+        Input("experts", "int64", ("T", "K"), "of the gate"),
+        Input("gate_up", "W", ("E", "2 * I", "D"), "an expert's gate rows before its up rows"),
+        Input("down", "W", ("E", "D", "I"), "as stored: [out, in]"),
+        Input("shared_gate_up", "W", ("2 * J", "D"), "of the shared expert, which every row runs", optional=True),
+        Input("shared_down", "W", ("D", "J"), "of the shared expert", optional=True),
+        residual(("T", "D")),
+    ),
+    outputs=(Output("y", "T", ("T", "D"), "rows"),),
+    types={"T": FLOATS, "W": FLOATS},
+    requirements=(Requirement("K", "E"),),
+    tolerance=TOLERANCE,
+)

@@ -1,0 +1,70 @@
+"""Products with weights that are read as they are stored: [out, in], as checkpoints have them."""
+
+from deepseek_ops.operators.common import FLOATS, TOLERANCE, attribute, residual
+from deepseek_ops.registry import Input, Operator, Output, Requirement
+
+_X = Input("x", "T", ("T", "K"), "rows")
+_OUTPUTS = (Output("y", "T", ("T", "N"), "the product"),)
+_REFERENCE = "deepseek_engine.kernels.linear:linear"
+
+MATMUL = Operator(
+    name="DeepSeekMatMul",
+    kernel="matmul",
+    reference=_REFERENCE,
+    doc="y = x weight^T + bias + residual with float32 sums. The weight is read once for several rows, in its own type:"
+    " a bfloat16 initialiser is not widened first, which halves what a step reads.",
+    inputs=(
+        _X,
+        Input("weight", "W", ("N", "K"), "as stored: [out, in]"),
+        Input("bias", "W", ("N",), "added to every row", optional=True),
+        residual(("T", "N")),
+    ),
+    outputs=_OUTPUTS,
+    types={"T": FLOATS, "W": FLOATS},
+    tolerance=TOLERANCE,
+)
+
+MATMUL_INT4 = Operator(
+    name="DeepSeekMatMulInt4",
+    kernel="matmul_int4",
+    reference=_REFERENCE,
+    doc="y = x w^T + bias + residual with w[n, k] = (q[n, k] - zero[n, g]) * scale[n, g], g = k // group_size. q is two"
+    " values a byte, the even column in the low half.",
+    inputs=(
+        _X,
+        Input("weight", "uint8", ("N", "ceil_div(K, 2)"), "q, packed"),
+        Input("scales", "W", ("N", "ceil_div(K, group_size)"), "of the groups"),
+        Input(
+            "zeros", "uint8", ("N", "ceil_div(K, group_size)"), "of the groups, one a byte; 8 if absent", optional=True
+        ),
+        Input("bias", "W", ("N",), "added to every row", optional=True),
+        residual(("T", "N")),
+    ),
+    outputs=_OUTPUTS,
+    attributes=(attribute("group_size", "columns that share a scale; a multiple of 8", 128, minimum=8),),
+    types={"T": FLOATS, "W": FLOATS},
+    requirements=(Requirement("group_size // 8 * 8", "group_size", equal=True),),
+    tolerance=TOLERANCE,
+)
+
+MATMUL_FP8_BLOCK = Operator(
+    name="DeepSeekMatMulFp8Block",
+    kernel="matmul_fp8_block",
+    reference=_REFERENCE,
+    doc="y = x w^T + bias + residual with w[n, k] = e4m3(weight[n, k]) * scale_inv[n // block_rows, k //"
+    " block_columns], the form of DeepSeek-V3's checkpoints. Activations are not quantised.",
+    inputs=(
+        _X,
+        Input("weight", "F8", ("N", "K"), "e4m3, or its bytes"),
+        Input("scale_inv", "float", ("ceil_div(N, block_rows)", "ceil_div(K, block_columns)"), "of the blocks"),
+        Input("bias", "W", ("N",), "added to every row", optional=True),
+        residual(("T", "N")),
+    ),
+    outputs=_OUTPUTS,
+    attributes=(
+        attribute("block_rows", "rows that share a scale", 128),
+        attribute("block_columns", "columns that share a scale", 128),
+    ),
+    types={"T": FLOATS, "W": FLOATS, "F8": ("float8e4m3fn", "uint8")},
+    tolerance=TOLERANCE,
+)

@@ -1,0 +1,227 @@
+"""What an operator of the domain com.deepseek is, as plain data.
+
+C++ registration, checks and shape inference, the schemas for onnx.checker and docs/custom_ops.md are all generated from
+these rows. Sizes are formulas: a bare name that is no attribute is a free size, bound by the first input that has it;
+anything else (`num_heads * head_dim`, `R + 1`, `1`) has to hold once its names are known.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deepseek_engine.kernels.variants import evaluate
+
+from deepseek_ops.formula import names_in
+
+DOMAIN = "com.deepseek"
+OPSET = 1
+ELEMENT_TYPES: Mapping[str, int] = {
+    "float": 1,
+    "uint8": 2,
+    "int8": 3,
+    "uint16": 4,
+    "int16": 5,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+    "float16": 10,
+    "double": 11,
+    "uint32": 12,
+    "uint64": 13,
+    "bfloat16": 16,
+    "float8e4m3fn": 17,
+}
+"""Names to the numbers of ONNX's TensorProto.DataType, which are ONNX Runtime's too."""
+
+
+class ShapeError(ValueError):
+    """Shapes or attributes that an operator does not take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input.
+
+    Attributes:
+        type: an element type, or the name of a type constraint: inputs of one constraint have one type.
+        shape: a formula for each dimension.
+    """
+
+    name: str
+    type: str
+    shape: tuple[str, ...]
+    doc: str
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output.
+
+    Attributes:
+        type, shape: as of an input; every name has to be known from the inputs.
+        alias: the input that it has to share its memory with.
+    """
+
+    name: str
+    type: str
+    shape: tuple[str, ...]
+    doc: str
+    optional: bool = False
+    alias: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """One attribute.
+
+    Attributes:
+        default: its type is the attribute's; None for one that has to be given, of type `kind`.
+        kind: "int", "float" or "string".
+        minimum: of an integer.
+        choices: all that a string may be.
+        refused: choices that are known but not built, each with what to do instead.
+    """
+
+    name: str
+    kind: str
+    doc: str
+    default: int | float | str | None = None
+    minimum: int = 0
+    choices: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """`left` <= `right`, or == where `equal`: formulas over attributes and sizes."""
+
+    left: str
+    right: str
+    equal: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.left} {'==' if self.equal else '<='} {self.right}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """|result - reference| <= absolute + relative * |reference|."""
+
+    absolute: float
+    relative: float
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One row.
+
+    Attributes:
+        name: of the ONNX operator.
+        kernel: the C++ namespace with its function `compute`.
+        reference: "module:function" of the torch reference that tests compare it with.
+        doc: what it computes.
+        types: type constraint to the element types that it takes.
+        refused_types: (constraint, element type) that are known but not built, each with what to do instead.
+        requirements: what has to hold between attributes and sizes.
+        tolerance: element type of the first input to how far from the reference the result may be.
+        providers: execution providers that have a kernel.
+    """
+
+    name: str
+    kernel: str
+    reference: str
+    doc: str
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    attributes: tuple[Attribute, ...] = ()
+    types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    refused_types: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    requirements: tuple[Requirement, ...] = ()
+    tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    since_version: int = OPSET
+
+    def __post_init__(self) -> None:
+        for parameter in self.parameters:
+            if parameter.type not in self.types and parameter.type not in ELEMENT_TYPES:
+                raise ValueError(f"{self.name}: {parameter.name} is of unknown type {parameter.type}")
+        required = {name for each in self.inputs if not each.optional for size in each.shape for name in names_in(size)}
+        for output in self.outputs:
+            for size in output.shape:
+                unknown = names_in(size) - required - set(self.integers)
+                if unknown:
+                    raise ValueError(f"{self.name}: output {output.name} has sizes that no input gives: {unknown}")
+
+    @property
+    def parameters(self) -> list[Input | Output]:
+        """Inputs, then outputs."""
+        return [*self.inputs, *self.outputs]
+
+    @property
+    def integers(self) -> tuple[str, ...]:
+        """Attributes that formulas may name."""
+        return tuple(attribute.name for attribute in self.attributes if attribute.kind == "int")
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The free sizes, in the order in which inputs bind them."""
+        free = (size for each in self.inputs for size in each.shape if size.isidentifier())
+        return tuple(dict.fromkeys(size for size in free if size not in self.integers))
+
+    def anchors(self) -> tuple[Input, ...]:
+        """The inputs whose types decide those of the outputs, one for each constraint that an output has."""
+        wanted = dict.fromkeys(output.type for output in self.outputs if output.type in self.types)
+        first = {name: next(each for each in self.inputs if each.type == name) for name in wanted}
+        return tuple(sorted(first.values(), key=self.inputs.index))
+
+    def accepted(self, parameter: Input | Output) -> tuple[str, ...]:
+        """The element types that a parameter may have."""
+        return self.types.get(parameter.type, (parameter.type,))
+
+    def bind(
+        self, shapes: Sequence[Sequence[int | None] | None], attributes: Mapping[str, int | float | str]
+    ) -> dict[str, int]:
+        """What the names are, given the inputs' shapes (None: absent or unknown) and the attributes.
+
+        Raises:
+            ShapeError: a rank, a size or a requirement does not hold.
+        """
+        values = {name: int(attributes[name]) for name in self.integers}
+        for parameter, size, found in self._given(shapes):
+            if size.isidentifier() and size not in values and found is not None:
+                if found < 1:
+                    raise ShapeError(
+                        f"{self.name}: {size} of input {parameter.name} is {found}; it has to be at least 1"
+                    )
+                values[size] = found
+        for parameter, size, found in self._given(shapes):
+            if found is not None and names_in(size) <= set(values) and evaluate(size, values) != found:
+                raise ShapeError(
+                    f"{self.name}: input {parameter.name} has {found} where {size} = {evaluate(size, values)} is wanted"
+                )
+        for requirement in self.requirements:
+            self._check(requirement, values)
+        return values
+
+    def output_shape(self, output: Output, values: Mapping[str, int]) -> list[int | None]:
+        """An output's shape, None for what is not known."""
+        return [evaluate(size, values) if names_in(size) <= set(values) else None for size in output.shape]
+
+    def _given(self, shapes: Sequence[Sequence[int | None] | None]) -> Iterator[tuple[Input, str, int | None]]:
+        for parameter, shape in zip(self.inputs, shapes, strict=False):
+            if shape is None:
+                continue
+            if len(shape) != len(parameter.shape):
+                raise ShapeError(
+                    f"{self.name}: input {parameter.name} has {len(shape)} dimensions,"
+                    f" [{', '.join(parameter.shape)}] is wanted"
+                )
+            for size, found in zip(parameter.shape, shape, strict=True):
+                yield parameter, size, found
+
+    def _check(self, requirement: Requirement, values: Mapping[str, int]) -> None:
+        if not names_in(requirement.left) | names_in(requirement.right) <= set(values):
+            return
+        left, right = evaluate(requirement.left, values), evaluate(requirement.right, values)
+        if left != right if requirement.equal else left > right:
+            raise ShapeError(f"{self.name}: {requirement} does not hold: {left} and {right}")
