@@ -27,6 +27,10 @@ _FILE_HEADER = struct.Struct("<8sII")
 _SECTION_HEADER = struct.Struct("<64sIIIQd")
 MAX_PAYLOAD = SECTION_SIZE - _SECTION_HEADER.size
 
+# Seconds that a reader waits for a writer that lives and is in the middle of a report. It needs microseconds, unless it
+# has to wait for a processor just then; without patience a busy machine would make its version look gone.
+READ_PATIENCE = 1.0
+
 
 class LiveStateError(RuntimeError):
     """The file is not a state file, or has no room."""
@@ -128,21 +132,27 @@ class LiveState:
         raise LiveStateError(f"{self.path} has no free section; {SECTION_COUNT} processes are alive")
 
     def _section(self, offset: int) -> Section | None:
-        # A writer needs microseconds; a reader that meets one looks again.
-        for _ in range(100):
+        deadline = time.monotonic() + READ_PATIENCE
+        last = False
+        while True:
             name, pid, length, checksum, _, updated_at = _SECTION_HEADER.unpack_from(self._map, offset)
             if length == 0:
                 return None
+            owner = name.rstrip(b"\0").decode("ascii", "replace")
+            lock = self.run_folder / f"{owner}.lock"
             if length <= MAX_PAYLOAD:
                 start = offset + _SECTION_HEADER.size
                 payload = self._map[start : start + length]
                 if zlib.crc32(payload) == checksum:
-                    owner = name.rstrip(b"\0").decode("ascii", "replace")
                     # Between its lock and its first report, a new process stands beside the old one's section.
-                    alive = holder_pid(self.run_folder / f"{owner}.lock") == pid
+                    alive = holder_pid(lock) == pid
                     return Section(owner, pid, updated_at, alive, json.loads(payload))
-            time.sleep(0.0005)
-        return None
+            if last:
+                return None
+            # Killed in the middle of a report, it left the section torn for good; or a whole one was its last.
+            last = not is_held(lock) or time.monotonic() >= deadline
+            if not last:
+                time.sleep(0.0005)
 
     def _owner(self, offset: int) -> str:
         return bytes(self._map[offset : offset + 64]).rstrip(b"\0").decode("ascii", "replace")

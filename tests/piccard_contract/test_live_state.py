@@ -81,6 +81,48 @@ def test_the_last_report_outlives_its_process(state: LiveState) -> None:
     assert section is None or not section.alive
 
 
+def begin_report(state: LiveState, owner: str) -> int:
+    """Half of a report of `owner`, as a writer leaves it that has lost its processor; where its section begins."""
+    state.writer(owner).publish({"value": 1})
+    offset = next(
+        state._offset(index) for index in range(live_state.SECTION_COUNT) if state._owner(state._offset(index))
+    )
+    start = offset + live_state._SECTION_HEADER.size
+    state._map[start : start + 11] = b'{"value":2}'
+    return start
+
+
+def test_a_writer_that_waits_for_a_processor_is_waited_for(state: LiveState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_state, "READ_PATIENCE", 60.0)
+    lock = held(state, "version-1")
+    start = begin_report(state, "version-1")
+    # The first look finds the report torn; it is whole again while the reader waits.
+    monkeypatch.setattr(live_state.time, "sleep", lambda _: state._map.__setitem__(start + 9, ord("1")))
+
+    section = state.read("version-1")
+    lock.release()
+    assert section is not None
+    assert section.data == {"value": 1}
+
+
+def test_what_a_dead_writer_left_torn_is_not_waited_for(state: LiveState, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = held(state, "version-1")
+    begin_report(state, "version-1")
+    lock.release()
+    monkeypatch.setattr(live_state.time, "sleep", lambda _: pytest.fail("it waits"))
+
+    assert state.read("version-1") is None
+
+
+def test_a_writer_that_is_stuck_is_not_waited_for_for_ever(state: LiveState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_state, "READ_PATIENCE", 0.01)
+    lock = held(state, "version-1")
+    begin_report(state, "version-1")
+
+    assert state.read("version-1") is None
+    lock.release()
+
+
 def test_a_new_process_does_not_inherit_a_report(state: LiveState) -> None:
     lock = held(state, "version-1")
     state.writer("version-1").publish({"phase": "ready"})
