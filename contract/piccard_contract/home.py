@@ -28,7 +28,9 @@ class Service:
 
     def __post_init__(self) -> None:
         if not SERVICE_NAME.match(self.name):
-            raise ValueError(f"{self.name!r} is not a service name: a small letter, then up to 39 of a-z, 0-9 and _")
+            raise ValueError(
+                f"{self.name[:60]!a} is not a service name: a small letter, then up to 39 of a-z, 0-9 and _"
+            )
         if self.name.endswith(_SUFFIXES):
             raise ValueError(
                 f"{self.name!r} cannot be a service's name; models of another end in {', '.join(_SUFFIXES)}"

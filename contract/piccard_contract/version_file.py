@@ -4,12 +4,13 @@ Keys for what comes later (parallelism, speculative decoding, adapters) are here
 value that is legal yet, so that a version published today reads the same tomorrow.
 """
 
+import unicodedata
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from piccard_contract.validation import explain
 
@@ -132,6 +133,18 @@ class VersionFile(BaseModel):
     adapters: list[str] = Field(default_factory=list, max_length=0)
     linked: bool = False
     hashes: Hashes = Field(default_factory=Hashes)
+
+    @field_validator("checkpoint", "ops_library")
+    @classmethod
+    def _stays(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in value):
+            raise ValueError("a path has no control characters")
+        path = PurePosixPath(value)
+        if not path.is_absolute() and ".." in path.parts:
+            raise ValueError("a path that is relative to the home does not leave it; name it absolutely")
+        return value
 
     def dump(self) -> str:
         """The version as YAML, every key written out."""

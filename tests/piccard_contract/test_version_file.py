@@ -25,7 +25,9 @@ hexes = st.none() | st.text("0123456789abcdef", min_size=64, max_size=64)
 versions = st.builds(
     VersionFile,
     label=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,20}", fullmatch=True),
-    checkpoint=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=30),
+    checkpoint=st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=30).filter(
+        lambda path: ".." not in path.split("/")
+    ),
     runner=st.sampled_from(Runner),
     ops_library=st.none() | st.just("ops/lib.so"),
     profile=st.sampled_from(Profile),

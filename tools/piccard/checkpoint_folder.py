@@ -6,17 +6,23 @@ from typing import Any
 
 from piccard_contract.home import Service
 
+from piccard.arguments import shown
+from piccard.containment import check_checkpoint_files
 from piccard.errors import OperationError
+
+# Bytes of a checkpoint's JSON files; the largest index of a public checkpoint has some ten.
+LARGEST_JSON = 256 * 2**20
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Look for config.json, tokenizer.json and every shard of the weights.
+    """Look for config.json, tokenizer.json and every shard of the weights, and for what leads out of the folder.
 
     Raises:
-        OperationError: what is missing, and what a checkpoint needs.
+        OperationError: what is missing or wrong, and what a checkpoint needs.
     """
     if not folder.is_dir():
         raise OperationError(f"{folder} is no folder; name the folder of a Hugging Face checkpoint")
+    check_checkpoint_files(folder)
     config = _json(folder / "config.json")
     if not isinstance(config, dict) or not config.get("architectures"):
         raise OperationError(f"{folder / 'config.json'} names no architectures; is it a model's configuration?")
@@ -25,14 +31,24 @@ def check_checkpoint(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         content = _json(index)
-        shards = set(content.get("weight_map", {}).values()) if isinstance(content, dict) else set()
-        missing = sorted(name for name in shards if not (folder / str(name)).is_file())
+        shards = _shards(content, index)
+        missing = sorted(name for name in shards if not (folder / name).is_file())
         if missing or not shards:
             raise OperationError(
                 f"{folder} lacks {missing[0] if missing else 'a weight_map in its index'}; download it again"
             )
     elif not any(folder.glob("*.safetensors")):
         raise OperationError(f"{folder} has no *.safetensors; convert the checkpoint to safetensors")
+
+
+def _shards(content: Any, index: Path) -> set[str]:
+    """The files that an index of weights names, each by its bare name."""
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    shards = set(map(str, names.values())) if isinstance(names, dict) else set()
+    for name in sorted(shards):
+        if not name.isprintable() or name in ("", ".", "..") or "/" in name:
+            raise OperationError(f"{index} names {shown(name)}, which is no file beside it; download it again")
+    return shards
 
 
 def recorded_path(folder: Path, service: Service) -> str:
@@ -53,8 +69,10 @@ def recorded_path(folder: Path, service: Service) -> str:
 
 def _json(path: Path) -> Any:
     try:
+        if path.stat().st_size > LARGEST_JSON:
+            raise OperationError(f"{path} has more than {LARGEST_JSON >> 20} MiB; is it a checkpoint's?")
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise OperationError(f"{path} is missing; name the folder of a Hugging Face checkpoint") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise OperationError(f"{path} cannot be read: {error}") from error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from piccard.arguments import file_path, finite_seconds, host_name, shown, version_number
 from piccard.errors import OperationError
 from piccard.outcome import Outcome
 
@@ -30,7 +31,10 @@ app.add_typer(canary_app, name="canary")
 DEFAULT_SERVICE = "deepseek"
 DEFAULT_HOME = Path(os.environ.get("PICCARD_HOME", ".piccard"))
 
-Home = Annotated[Path, typer.Option("--home", help="The home; $PICCARD_HOME where it is set.")]
+Home = Annotated[
+    Path, typer.Option("--home", parser=file_path, metavar="DIR", help="The home; $PICCARD_HOME where it is set.")
+]
+VersionNumber = Annotated[int, typer.Argument(parser=version_number, metavar="VERSION", help="Its number.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and do nothing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 ServiceName = Annotated[str, typer.Option("--service", help="The service.")]
@@ -47,8 +51,13 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
 
 @app.command()
 def init(
-    directory: Annotated[Path | None, typer.Argument(help="The home to make; else that of --home.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Checkpoint of versions 1 and 2; else the demo's.")] = None,
+    directory: Annotated[
+        Path | None, typer.Argument(parser=file_path, metavar="DIR", help="The home to make; else that of --home.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(parser=file_path, metavar="DIR", help="Checkpoint of versions 1 and 2; else the demo's."),
+    ] = None,
     runner: Annotated[
         str, typer.Option(help="torch, or scripted: a double without a model, for fault tests.")
     ] = "torch",
@@ -63,7 +72,7 @@ def init(
     from piccard.installation import demo_checkpoint
 
     if runner not in list(Runner):
-        raise OperationError(f"--runner takes {', '.join(Runner)}, not {runner!r}", exit_code=2)
+        raise OperationError(f"--runner takes {', '.join(Runner)}, not {shown(runner)}", exit_code=2)
     folder = checkpoint or (Path("scripted") if runner == Runner.SCRIPTED else demo_checkpoint())
     name = str(folder) if runner == Runner.SCRIPTED else str(folder.absolute())
     show(init_home(directory or home, shipped_versions(name, Runner(runner)), dry_run=dry_run), as_json=as_json)
@@ -72,7 +81,7 @@ def init(
 @app.command()
 def serve(
     home: Home = DEFAULT_HOME,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(parser=host_name, metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(min=1, max=65535)] = 8002,
@@ -99,15 +108,21 @@ def serve(
 
 @app.command()
 def publish(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder of a Hugging Face checkpoint.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(parser=file_path, metavar="CHECKPOINT", help="Folder of a Hugging Face checkpoint.")
+    ],
     label: Annotated[str | None, typer.Option(help="A name for people, such as v1.2.0.")] = None,
     profile: Annotated[str, typer.Option(help="Engine settings: balanced, latency or throughput.")] = "balanced",
     precision: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     memory: Annotated[str | None, typer.Option(help="Share of the device's memory (0.4) or amount (8GiB).")] = None,
-    max_model_len: Annotated[int | None, typer.Option(min=1, help="Context in tokens; else the checkpoint's.")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, max=2**31 - 1, help="Context in tokens; else the checkpoint's.")
+    ] = None,
     runner: Annotated[str, typer.Option(help="torch, onnxruntime or scripted.")] = "torch",
-    ops_library: Annotated[Path | None, typer.Option(help="Custom-op library, for runner onnxruntime.")] = None,
+    ops_library: Annotated[
+        Path | None, typer.Option(parser=file_path, metavar="FILE", help="Custom-op library, for runner onnxruntime.")
+    ] = None,
     linked: Annotated[bool, typer.Option(help="Run the installed engine instead of a snapshot of it.")] = False,
     hash_weights: Annotated[bool, typer.Option(help="Read all weights for their hash.")] = True,
     service: ServiceName = DEFAULT_SERVICE,
@@ -115,7 +130,11 @@ def publish(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Publish a checkpoint as a new version; a running server loads and probes it."""
+    """Publish a checkpoint as a new version; a running server loads and probes it.
+
+    A version is code. The server runs its engine, and the checkpoint's files and chat template decide what that does
+    and what clients see: publish nothing that you would not run.
+    """
     from piccard.publish import Publication
     from piccard.publish import publish as run
 
@@ -135,7 +154,7 @@ def publish(
 
 @app.command()
 def promote(
-    version: Annotated[int, typer.Argument(min=1)],
+    version: VersionNumber,
     service: ServiceName = DEFAULT_SERVICE,
     home: Home = DEFAULT_HOME,
     dry_run: DryRun = False,
@@ -164,9 +183,11 @@ def rollback(
 
 @app.command()
 def retire(
-    version: Annotated[int, typer.Argument(min=1)],
+    version: VersionNumber,
     force: Annotated[bool, typer.Option("--force", help="The previous version too, within its bake time.")] = False,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for its streams.")] = 30.0,
+    wait: Annotated[
+        float, typer.Option(parser=finite_seconds, metavar="SECONDS", help="Seconds to wait for its streams.")
+    ] = 30.0,
     service: ServiceName = DEFAULT_SERVICE,
     home: Home = DEFAULT_HOME,
     dry_run: DryRun = False,
@@ -216,7 +237,7 @@ def roll(
 
 @canary_app.command("set")
 def canary_set(
-    version: Annotated[int, typer.Option("--version", min=1)],
+    version: Annotated[int, typer.Option("--version", parser=version_number, metavar="VERSION", help="Its number.")],
     ratio: Annotated[float, typer.Option("--ratio", help="Share of the traffic, 0 to 1.")],
     service: ServiceName = DEFAULT_SERVICE,
     home: Home = DEFAULT_HOME,
@@ -293,7 +314,10 @@ def doctor(
 
 @app.command()
 def generate(
-    checkpoint: Annotated[Path | None, typer.Argument(help="Folder of a checkpoint; else the demo's.")] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(parser=file_path, metavar="CHECKPOINT", help="Folder of a checkpoint; else the demo's."),
+    ] = None,
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to go on from.")] = "def fibonacci(n):",
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,

@@ -13,7 +13,9 @@ from pathlib import Path
 from piccard_contract.lifecycle import ServiceState, VersionState
 from piccard_contract.version_file import VERSION_NAME, VersionFile, VersionFileError, read_version_file
 
+from piccard.containment import check_version_folder
 from piccard.durable_file import writer_of
+from piccard.errors import OperationError
 from piccard.finding import Finding
 from piccard.keys import admin_key_path, make_secret, secret_problem
 from piccard.operation import Operation
@@ -41,7 +43,7 @@ def folder_findings(op: Operation, state: ServiceState) -> Iterator[Finding]:
         yield Finding("repository", f"{service.llm_folder} is missing", "restore it from a backup, or make a new home")
         return
     for entry in sorted(service.llm_folder.iterdir()):
-        if entry.name in ("stable", "config.pbtxt", PIN_NAME) or re.match(VERSION_NAME, entry.name):
+        if entry.name in ("stable", "config.pbtxt", PIN_NAME) or re.fullmatch(VERSION_NAME, entry.name):
             continue
         if writer_of(entry) is not None:
             continue
@@ -58,7 +60,16 @@ def folder_findings(op: Operation, state: ServiceState) -> Iterator[Finding]:
             f"{service.version_folder(number)} is a version that state.json does not know",
             f"move it out of {service.llm_folder}; `piccard publish` makes versions",
         )
+    yield from _escaping_links(op, state)
     yield from leftover_findings(op)
+
+
+def _escaping_links(op: Operation, state: ServiceState) -> Iterator[Finding]:
+    for number in sorted(state.versions):
+        try:
+            check_version_folder(op.service, number)
+        except OperationError as error:
+            yield Finding("escaping-link", str(error), f"publish version {number} again, then retire it")
 
 
 def leftover_findings(op: Operation) -> Iterator[Finding]:
@@ -127,7 +138,7 @@ def compiled_findings(op: Operation) -> Iterator[Finding]:
     stale = []
     for model in op.service.models:
         for folder in sorted((op.service.repository / model).glob("[0-9]*")):
-            if re.match(VERSION_NAME, folder.name):
+            if re.fullmatch(VERSION_NAME, folder.name):
                 stale += [path for path in sorted(folder.rglob("*.py")) if not _is_compiled(path)]
     if stale:
         yield Finding(

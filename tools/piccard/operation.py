@@ -14,6 +14,7 @@ from piccard_contract.live_state import LiveState, LiveStateError, Section
 from piccard_contract.version_file import VersionFileError, read_version_file
 
 from piccard.audit import write_audit
+from piccard.containment import check_version_folder
 from piccard.errors import OperationError
 from piccard.state_store import StateStore, operator_lock, services_of
 from piccard.triton_control import TritonControl, connect
@@ -144,3 +145,4 @@ def check_serves(op: Operation, version: int) -> None:
         live.close()
     if section is None or not section.alive or section.data.get("phase") != "ready":
         raise OperationError(f"the process of version {version} is not ready; see `piccard status`")
+    check_version_folder(op.service, version)

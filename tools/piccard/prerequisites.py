@@ -164,7 +164,8 @@ def _cannot_bind(host: str, port: int) -> str | None:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except (socket.gaierror, OverflowError) as error:
+    # A name that is none ends in errors of its encoding.
+    except (OSError, OverflowError, ValueError) as error:
         return str(error)
     with socket.socket(family, kind, protocol) as probe:
         # As servers do: an address in TIME_WAIT is free.

@@ -24,6 +24,8 @@ from piccard.snapshot import checkpoint_hashes, copy_code, installed_code_hash, 
 from piccard.triton_control import TritonControl
 from piccard.version_loading import forget, load_version
 
+CODE_WARNING = "a version is code: its engine, checkpoint and chat template run in the server; publish what you trust"
+
 _UNFINISHED = frozenset({VersionState.STAGED, VersionState.LOADING, VersionState.PROBING})
 _LIVE = frozenset(VersionState) - {VersionState.FAILED, VersionState.RETIRED, VersionState.DRAINING}
 
@@ -68,6 +70,7 @@ def publish(op: Operation, publication: Publication) -> Outcome:
     number = state.next_version
     what = f"publish {version.label} as {number}"
     outcome = _outcome(op, what, number, version)
+    op.tell(CODE_WARNING)
     if op.dry_run:
         return outcome
     with op.recorded(what, {}, outcome.after) as steps:
@@ -95,7 +98,7 @@ def _version_file(op: Operation, publication: Publication) -> VersionFile:
     scripted = runner == Runner.SCRIPTED
     if not scripted:
         check_checkpoint(publication.checkpoint)
-    if publication.label is not None and not re.match(LABEL, publication.label):
+    if publication.label is not None and not re.fullmatch(LABEL, publication.label):
         raise OperationError(
             "--label takes one line of up to 64 letters, digits and . _ + -, such as v1.2.0", exit_code=2
         )
@@ -220,6 +223,7 @@ def _publish_service(op: Operation, version: VersionFile) -> Outcome:
         raise OperationError(f"{service.home} holds no service {service.name}; run `piccard init {service.home}`")
     what = f"publish {version.label} as 1"
     outcome = _outcome(op, what, 1, version)
+    op.tell(CODE_WARNING)
     if op.dry_run:
         return outcome
     with op.recorded(what, {}, outcome.after) as steps:

@@ -109,7 +109,7 @@ def stable_target(service: Service) -> int | None:
         target = os.readlink(service.stable_link)
     except OSError:
         return None
-    return int(target) if re.match(VERSION_NAME, target) else None
+    return int(target) if re.fullmatch(VERSION_NAME, target) else None
 
 
 def point_stable(service: Service, version: int) -> None:
@@ -128,7 +128,7 @@ def version_numbers(service: Service) -> list[int]:
     if not service.llm_folder.is_dir():
         return []
     names = [entry.name for entry in service.llm_folder.iterdir() if entry.is_dir() and not entry.is_symlink()]
-    return sorted(int(name) for name in names if re.match(VERSION_NAME, name))
+    return sorted(int(name) for name in names if re.fullmatch(VERSION_NAME, name))
 
 
 def _write_model_py(folder: Path, text: str) -> None:

@@ -85,9 +85,14 @@ def control_lock(service: Service, model: str) -> Iterator[None]:
 
 
 def services_of(home: Path) -> list[Service]:
-    """The services of a home, by name."""
-    found = (home / "state").glob("*/state.json")
-    return [Service(home, path.parent.name) for path in sorted(found)]
+    """The services of a home, by name; a folder of another name is none of them."""
+    found = []
+    for path in sorted((home / "state").glob("*/state.json")):
+        try:
+            found.append(Service(home, path.parent.name))
+        except ValueError:
+            continue
+    return found
 
 
 @contextmanager

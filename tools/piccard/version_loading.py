@@ -7,6 +7,7 @@ from piccard_contract.home import Service, version_owner
 from piccard_contract.lifecycle import IllegalMoveError, ServiceState, VersionState
 from piccard_contract.process_lock import is_held
 
+from piccard.containment import check_version_folder
 from piccard.errors import OperationError
 from piccard.places import places
 from piccard.probe import probe_version
@@ -34,6 +35,7 @@ def load_version(control: TritonControl, service: Service, version: int, tell: T
     try:
         _begin(store, version)
         tell(f"loading version {version}")
+        check_version_folder(service, version)
         add_version(control, service, version)
         move(store, version, VersionState.PROBING)
         tell(f"probing version {version}")
