@@ -63,7 +63,7 @@ class RunningServer:
         output: file with what it printed.
     """
 
-    def __init__(self, home: Path, *options: str) -> None:
+    def __init__(self, home: Path, *options: str, python: Path | str = sys.executable) -> None:
         self.home = home
         self.service = Service(home)
         ports = free_ports(4)
@@ -73,7 +73,7 @@ class RunningServer:
         self.output = home / "serve.out"
         with open(self.output, "ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "piccard", "serve", f"--home={home}", *arguments, *options],
+                [python, "-m", "piccard", "serve", f"--home={home}", *arguments, *options],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -175,10 +175,12 @@ class RunningServer:
         return code
 
 
-def run_piccard(home: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def run_piccard(
+    home: Path, *arguments: str, check: bool = True, python: Path | str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     """Run the piccard command against a home; with check, an exit code other than 0 fails the test."""
     result = subprocess.run(
-        [sys.executable, "-m", "piccard", *arguments, f"--home={home}"],
+        [python, "-m", "piccard", *arguments, f"--home={home}"],
         capture_output=True,
         text=True,
         timeout=240,
