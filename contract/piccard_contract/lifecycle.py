@@ -24,6 +24,9 @@ class VersionState(StrEnum):
 
 _S = VersionState
 
+# Retired versions that a home keeps, the newest; of older ones nothing stays but their lines in the audit log.
+KEPT_RETIRED = 10
+
 STATE_MEANINGS: dict[VersionState, str] = {
     _S.STAGED: "published while no server ran; the next start loads it",
     _S.LOADING: "the server starts its process",
@@ -33,7 +36,7 @@ STATE_MEANINGS: dict[VersionState, str] = {
     _S.STABLE: "gets all other traffic; the link names it",
     _S.PREVIOUS: "was stable before; stays loaded, so that a rollback is one rename",
     _S.DRAINING: "gets no new request; ends after its last stream",
-    _S.RETIRED: "has ended; its folder stays, its number is never used again",
+    _S.RETIRED: f"has ended; the last {KEPT_RETIRED} keep their folders, their numbers are never used again",
     _S.FAILED: "could not be loaded, failed its probe, or could not be started again; its reason says why",
 }
 

@@ -101,6 +101,24 @@ class LiveState:
             _SECTION_HEADER.pack_into(self._map, offset, name, os.getpid(), 0, 0, 0, time.time())
         return SectionWriter(self._map, offset, name)
 
+    def clear(self, owner: str) -> bool:
+        """Free the section of an owner that is gone for good; whether it had one.
+
+        Raises:
+            LiveStateError: its process lives.
+        """
+        with open(self.path, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for index in range(SECTION_COUNT):
+                offset = self._offset(index)
+                if self._owner(offset) != owner:
+                    continue
+                if is_held(self.run_folder / f"{owner}.lock"):
+                    raise LiveStateError(f"{owner} lives; its section is its own")
+                self._map[offset : offset + _SECTION_HEADER.size] = bytes(_SECTION_HEADER.size)
+                return True
+        return False
+
     def read(self, owner: str) -> Section | None:
         """What `owner` published last, or None where it never did."""
         for index in range(SECTION_COUNT):

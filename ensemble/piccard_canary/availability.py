@@ -4,14 +4,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from piccard_contract.file_watch import FileWatch
 from piccard_contract.home import Service, version_owner
-from piccard_contract.lifecycle import SERVING_STATES, ServiceState
 from piccard_contract.live_state import LiveState, Section
 from piccard_contract.process_lock import holder_pid
-from pydantic import ValidationError
+
+from piccard_canary.state_file import StateFile
 
 _PREFIX = version_owner(0).removesuffix("0")
 
@@ -66,7 +64,7 @@ class Availability:
         self._lock = threading.Lock()
         self._snapshot = Snapshot()
         self._looked_at: float | None = None
-        self._state = _StateFile(service.state_json)
+        self._state = StateFile(service.state_json)
 
     def snapshot(self) -> Snapshot:
         """The versions now, or as they were up to `lifetime` seconds ago."""
@@ -100,25 +98,3 @@ def _loaded(section: Section) -> LoadedVersion | None:
     return LoadedVersion(
         int(data["version"]), section.pid, data.get("tokenizer_hash", ""), data.get("template_hash", "")
     )
-
-
-class _StateFile:
-    """The versions that state.json lets serve, read again when the file changes."""
-
-    def __init__(self, path: Path) -> None:
-        self._watch = FileWatch(path)
-        self._serving: frozenset[int] | None = None
-
-    def serving(self) -> frozenset[int] | None:
-        """Versions in a serving state; None where there was no state.json yet, so that the processes alone decide."""
-        if self._watch.changed():
-            self._read()
-        return self._serving
-
-    def _read(self) -> None:
-        # It is replaced by a rename and so never met halfway; what cannot be read is doctor's to repair.
-        try:
-            state = ServiceState.model_validate_json(self._watch.path.read_bytes())
-        except (OSError, ValidationError):
-            return
-        self._serving = frozenset(number for number, record in state.versions.items() if record.state in SERVING_STATES)

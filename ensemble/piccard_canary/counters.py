@@ -1,9 +1,9 @@
 """What a process of the ensemble counts: the contract's metrics in a registry of its own, read out as samples."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal
 
-from piccard_contract.metrics import METRICS, MetricSpec
+from piccard_contract.metrics import METRIC_SPECS, METRICS, MetricSpec
 from piccard_contract.reports import Samples
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -42,6 +42,26 @@ class Counters:
         assert isinstance(metric, Gauge)
         return metric.labels(service=self._service, **labels)
 
+    def forget(self, known: Collection[int]) -> None:
+        """Drop the series of versions that are not `known` any more, but for those with something in flight."""
+        kept = self._in_flight() | set(known)
+        for name, metric in self._metrics.items():
+            names = METRIC_SPECS[name].labels
+            if "version" not in names:
+                continue
+            for labels in _series(metric):
+                version = labels["version"]
+                if version.isdigit() and int(version) not in kept:
+                    metric.remove(*(labels[label] for label in names))
+
+    def _in_flight(self) -> set[int]:
+        """Versions of which a gauge is not zero: who raised it will lower it."""
+        return {
+            _version(labels)
+            for name, labels, value in self.samples()
+            if value and name in METRIC_SPECS and METRIC_SPECS[name].kind == "gauge"
+        }
+
     def samples(self) -> Samples:
         """All values as (name, labels, value); a histogram is its buckets, sum and count."""
         return [
@@ -71,6 +91,16 @@ def _version(labels: dict[str, str]) -> int:
     number = labels.get("version", "")
     # What has no version is never left out.
     return int(number) if number.isdigit() else 10**18
+
+
+def _series(metric: Counter | Gauge | Histogram) -> list[dict[str, str]]:
+    """The labels of each series of a metric."""
+    found = {
+        frozenset((key, value) for key, value in sample.labels.items() if key != "le")
+        for family in metric.collect()
+        for sample in family.samples
+    }
+    return [dict(labels) for labels in found]
 
 
 def _metric(spec: MetricSpec, registry: CollectorRegistry) -> Counter | Gauge | Histogram:

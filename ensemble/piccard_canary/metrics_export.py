@@ -1,18 +1,22 @@
 """Adds up what all processes of a service counted, and moves the server's metrics along.
 
 What a process counted stays counted when it ends: its last samples remain, and its successor's are added to them. A
-gauge is the sum of what living processes say.
+gauge is the sum of what living processes say. The series of a version end when state.json no longer names it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from piccard_contract.live_state import Section
 from piccard_contract.metrics import METRIC_SPECS
 
 Kind = Literal["counter", "gauge"]
 SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
+
+# The server keeps a series for as long as its family, so families are made anew when this many of their series are of
+# versions that there are no more, and as many as the others.
+STALE = 256
 
 _HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
 
@@ -31,6 +35,10 @@ class Families(Protocol):
     """Makes the server's metrics."""
 
     def series(self, name: str, kind: Kind, help: str, labels: dict[str, str]) -> Series: ...
+
+    def clear(self) -> None:
+        """Take all series from the server; those that were made cannot be used any more."""
+        ...
 
 
 @dataclass(slots=True)
@@ -56,15 +64,23 @@ class MetricsExport:
         self._past: dict[SeriesKey, float] = {}
         self._counters: dict[SeriesKey, _Counter] = {}
         self._gauges: dict[SeriesKey, tuple[Series, float]] = {}
+        self._stale = 0
 
-    def export(self, sections: Iterable[Section]) -> None:
-        """Take what the sections say now."""
+    def export(self, sections: Iterable[Section], known: Collection[int] | None = None) -> None:
+        """Take what the sections say now.
+
+        Args:
+            known: the versions that there are; series of others are dropped. None drops none.
+        """
+        if known is not None:
+            self._forget(known)
         gauges: dict[SeriesKey, float] = dict.fromkeys(self._gauges, 0.0)
         for section in sections:
             owner = self._owner(section)
             for name, labels, value in section.data.get("samples", ()):
                 key = name, tuple(sorted(labels.items()))
-                kind = _kind(name)
+                # Routers forget a version a moment later than we.
+                kind = None if _forgotten(key, known) else _kind(name)
                 if kind == "counter":
                     owner.values[key] = float(value)
                 elif kind == "gauge" and section.alive:
@@ -84,6 +100,29 @@ class MetricsExport:
         fresh = _Owner(section.pid)
         self._owners[section.owner] = fresh
         return fresh
+
+    def _forget(self, known: Collection[int]) -> None:
+        held: list[dict[SeriesKey, Any]] = [self._past, self._counters, self._gauges]
+        held += [owner.values for owner in self._owners.values()]
+        for series in held:
+            for key in [key for key in series if _forgotten(key, known)]:
+                del series[key]
+                self._stale += series is self._counters or series is self._gauges
+        self._owners = {name: owner for name, owner in self._owners.items() if owner.values}
+        if self._stale >= max(STALE, len(self._counters) + len(self._gauges)):
+            self._renew()
+
+    def _renew(self) -> None:
+        """Make the families anew without what is stale; a series is missing for some milliseconds, and never falls."""
+        self._stale = 0
+        self._gauges.clear()
+        offsets = {key: counter.offset for key, counter in self._counters.items()}
+        self._counters.clear()
+        self._families.clear()
+        totals = self._totals()
+        for key, offset in offsets.items():
+            self._counters[key] = _Counter(self._series(key, "counter"), 0.0, offset)
+            self._move_counter(key, totals.get(key, 0.0))
 
     def _totals(self) -> dict[SeriesKey, float]:
         totals = dict(self._past)
@@ -115,6 +154,12 @@ class MetricsExport:
     def _series(self, key: SeriesKey, kind: Kind) -> Series:
         name, labels = key
         return self._families.series(name, kind, METRIC_SPECS[_family(name)].help, dict(labels))
+
+
+def _forgotten(key: SeriesKey, known: Collection[int] | None) -> bool:
+    """Whether a series is of a version that there is no more."""
+    version = dict(key[1]).get("version", "")
+    return known is not None and version.isdigit() and int(version) not in known
 
 
 def _family(name: str) -> str:

@@ -16,6 +16,7 @@ from piccard_contract.claims import ClaimsCheck
 from piccard_contract.code_hash import ENSEMBLE_PACKAGES, own_code_hash
 from piccard_contract.errors import ErrorCode, RequestError, kind_of
 from piccard_contract.home import Service
+from piccard_contract.inherited_sockets import close_inherited_sockets
 from piccard_contract.live_state import LiveState
 from piccard_contract.process_lock import AlreadyHeldError, ProcessLock
 from piccard_contract.reports import AdmissionReport, RouterReport
@@ -36,6 +37,7 @@ from piccard_canary.publisher import Publisher
 from piccard_canary.request_log import RequestLog
 from piccard_canary.router import Router, RouterSettings
 from piccard_canary.stable_link import read_stable
+from piccard_canary.state_file import StateFile
 from piccard_canary.stream import Surroundings
 from piccard_canary.thread_reserve import ThreadReserve
 from piccard_canary.triton_tensors import to_array, to_values
@@ -62,6 +64,7 @@ class _Process:
     """What every model of the ensemble is to the others: a lock, a section, and what it reads of them."""
 
     def __init__(self, args: dict[str, str], owner: str) -> None:
+        close_inherited_sockets()
         self.service = Service.of_model(Path(args["model_repository"]))
         # The second folder of a model is its twin while code is rolled.
         version = int(args["model_version"])
@@ -152,7 +155,9 @@ class RouterModel:
             wake=lambda: self._watchdog.wake(),
         )
         self._watchdog = Watchdog(self._router.streams, availability.process, _log_error)
-        self._publisher = Publisher(self._process.writer, self._report, _log_error, also=client.spent.drop_old)
+        self._state = StateFile(service.state_json)
+        self._known: frozenset[int] | None = None
+        self._publisher = Publisher(self._process.writer, self._report, _log_error, also=self._tidy)
         self._watchdog.start()
         self._publisher.start()
 
@@ -178,6 +183,13 @@ class RouterModel:
         except Exception as error:
             _log_error(f"a request could not be started: {error!r}")
             sender.fail(RequestError(ErrorCode.OVERLOADED, "the router cannot take another request", retry_after=1.0))
+
+    def _tidy(self) -> None:
+        self._client.spent.drop_old()
+        known = self._state.known()
+        if known is not None and known != self._known:
+            self._counters.forget(known)
+            self._known = known
 
     def _report(self) -> dict[str, Any]:
         return RouterReport(
@@ -362,12 +374,18 @@ class _TritonFamilies:
             self._families[name] = pb_utils.MetricFamily(name=name, description=help, kind=kinds[kind])
         return _Series(self._families[name].Metric(labels=labels))
 
+    def clear(self) -> None:
+        # A family keeps its metrics, so that they end with it alone.
+        self._families.clear()
+        gc.collect()
+
 
 class _Exporter:
     """Exports the metrics of all processes, every second; of two admissions only one does."""
 
     def __init__(self, process: _Process) -> None:
         self._live_state = process.live_state
+        self._state = StateFile(process.service.state_json)
         self._lock = ProcessLock(process.service.process_lock("exporter"))
         self._held = False
         self._export: MetricsExport | None = MetricsExport(_TritonFamilies())
@@ -381,7 +399,7 @@ class _Exporter:
             except AlreadyHeldError:
                 return
             self._held = True
-        self._export.export(self._live_state.sections())
+        self._export.export(self._live_state.sections(), self._state.known())
 
     def end(self) -> None:
         # A metric tells the server of its end; one that outlives the connection to it crashes the process.

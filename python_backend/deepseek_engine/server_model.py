@@ -13,6 +13,7 @@ import triton_python_backend_utils as pb_utils
 from piccard_contract.claims import ClaimsCheck
 from piccard_contract.code_hash import ENGINE_PACKAGES, own_code_hash
 from piccard_contract.home import Service, version_owner
+from piccard_contract.inherited_sockets import close_inherited_sockets
 from piccard_contract.live_state import LiveState
 from piccard_contract.process_lock import ProcessLock
 from piccard_contract.reports import VersionReport
@@ -73,6 +74,7 @@ class VersionModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the version; what is raised becomes the error of the load."""
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        close_inherited_sockets()
         self._number = int(args["model_version"])
         model_folder = Path(args["model_repository"])
         self._service = Service.of_model(model_folder)

@@ -37,6 +37,27 @@ def test_the_table_is_sound() -> None:
         assert list(spec.buckets) == sorted(spec.buckets)
 
 
+def test_series_of_forgotten_versions_are_dropped() -> None:
+    counters = Counters("deepseek", "router")
+    blocked = counters.gauge("piccard_blocked_attempts", version="2")
+    blocked.inc()
+    for version in ("1", "2", "3", "none"):
+        counters.count("piccard_requests_total", version=version, reason="pin")
+        counters.count("piccard_errors_total", version=version, code="INTERNAL")
+        counters.histogram("piccard_request_seconds", version=version).observe(0.1)
+        counters.gauge("piccard_in_flight", version=version).inc()
+        counters.gauge("piccard_in_flight", version=version).dec()
+
+    counters.forget({1})
+    assert {labels["version"] for _, labels, _ in counters.samples()} == {"1", "2", "none"}
+
+    # A thread that was blocked on version 2 comes back.
+    blocked.dec()
+    counters.forget({1})
+    assert {labels["version"] for _, labels, _ in counters.samples()} == {"1", "none"}
+    assert len([name for name, labels, _ in counters.samples() if name == "piccard_request_seconds_count"]) == 2
+
+
 def test_the_newest_versions_are_kept() -> None:
     samples = [("a", {"version": version_label(n)}, 1.0) for n in (3, 10, 2, None)] + [("b", {}, 1.0)]
 

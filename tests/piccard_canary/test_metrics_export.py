@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from hypothesis import given
 from hypothesis import strategies as st
-from piccard_canary.metrics_export import Kind, MetricsExport, Series
+from piccard_canary.metrics_export import STALE, Kind, MetricsExport, Series
 from piccard_contract.live_state import Section
 
 
@@ -39,6 +39,9 @@ class Server:
         assert help.endswith(".")
         assert self.kinds.setdefault(name, kind) == kind
         return self.metrics[name, ",".join(f"{key}={labels[key]}" for key in sorted(labels))]
+
+    def clear(self) -> None:
+        self.metrics.clear()
 
     def held(self, name: str) -> float:
         return sum(metric.held for (found, _), metric in self.metrics.items() if found == name)
@@ -119,6 +122,69 @@ def test_nothing_new_is_no_message() -> None:
         export.export(same)
 
     assert [metric.calls for metric in server.metrics.values()] == [1, 1]
+
+
+def of_version(owner: str, pid: int, version: int, **values: float) -> Section:
+    samples = [[name, {"service": "deepseek", "version": str(version)}, value] for name, value in values.items()]
+    return Section(owner, pid, 0.0, True, {"samples": samples})
+
+
+def test_series_of_forgotten_versions_end() -> None:
+    """Without an end, /metrics and the exporter would grow with every version that ever was."""
+    server = Server()
+    export = MetricsExport(server)
+    sizes = []
+    for version in range(10, 2000):
+        sections = [
+            # Sections of earlier processes are still there, and routers forget a moment later.
+            of_version("version-1", 7, 1, piccard_prompt_tokens_total=5, piccard_sequences_running=1),
+            of_version("router", 1, version, piccard_requests_total=version, piccard_in_flight=1),
+            *(of_version(f"version-{n}", n, n, piccard_prompt_tokens_total=5) for n in range(version - 3, version + 1)),
+        ]
+        export.export(sections, known={1, version, version - 1})
+        sizes.append(len(server.metrics))
+
+    assert max(sizes) < 2 * STALE
+    assert max(sizes[1000:]) <= max(sizes[:1000])
+    assert server.metrics["piccard_prompt_tokens_total", "service=deepseek,version=1"].held == 5
+    assert server.metrics["piccard_sequences_running", "service=deepseek,version=1"].held == 1
+    assert server.metrics["piccard_requests_total", "service=deepseek,version=1999"].held == 1999
+
+
+def test_counters_go_on_in_new_families() -> None:
+    """Whoever reads /metrics sees no counter fall, also of what an earlier exporter counted."""
+    server = Server()
+    MetricsExport(server).export([of_version("router", 1, 1, piccard_requests_total=5)], known={1})
+    export = MetricsExport(server)
+    cleared = 0
+    for version in range(2, 3 * STALE):
+        before = len(server.metrics)
+        sections = [
+            of_version("router", 2, 1, piccard_requests_total=version),
+            of_version("router_unary", 3, version, piccard_in_flight=1),
+        ]
+        export.export(sections, known={1, version})
+        cleared += len(server.metrics) < before
+        assert server.metrics["piccard_requests_total", "service=deepseek,version=1"].held == 3 + version
+    assert cleared
+
+
+def test_what_has_no_version_is_never_forgotten() -> None:
+    server = Server()
+    export = MetricsExport(server)
+    export.export([Section("admission", 1, 0.0, True, {"samples": [["piccard_unsigned_claims_total", {}, 3.0]]})], {1})
+    export.export([of_version("router", 2, 7, piccard_requests_total=4)], known=None)
+
+    assert server.held("piccard_unsigned_claims_total") == 3
+    assert server.held("piccard_requests_total") == 4
+
+
+def test_owners_of_forgotten_versions_are_forgotten() -> None:
+    export = MetricsExport(Server())
+    for version in range(1, 50):
+        export.export([of_version(f"version-{version}", version, version, piccard_prompt_tokens_total=2)], {version})
+
+    assert len(export._owners) == 1
 
 
 def test_a_second_exporter_goes_on_where_the_first_ended() -> None:

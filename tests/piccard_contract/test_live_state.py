@@ -65,6 +65,27 @@ def test_a_reader_never_sees_half_a_report(state: LiveState) -> None:
     assert seen == sorted(seen)
 
 
+def test_a_section_is_cleared_once_its_process_is_gone(state: LiveState) -> None:
+    lock = held(state, "version-1")
+    other = held(state, "version-2")
+    state.writer("version-1").publish({"number": 1})
+    state.writer("version-2").publish({"number": 2})
+    with pytest.raises(LiveStateError, match="version-1 lives"):
+        state.clear("version-1")
+    lock.release()
+
+    assert state.clear("version-1")
+    assert not state.clear("version-1")
+    assert state.read("version-1") is None
+    assert [section.owner for section in state.sections()] == ["version-2"]
+    # The next owner takes the free place.
+    third = held(state, "version-3")
+    state.writer("version-3").publish({"number": 3})
+    assert [section.owner for section in state.sections()] == ["version-3", "version-2"]
+    other.release()
+    third.release()
+
+
 def test_the_last_report_outlives_its_process(state: LiveState) -> None:
     arguments = [sys.executable, "-c", WRITE, str(state.path), str(state.run_folder)]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)

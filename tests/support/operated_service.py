@@ -20,7 +20,7 @@ from piccard.startup import Startup
 from piccard.state_store import StateStore
 from piccard.watch import Watch
 from piccard_contract.home import Service
-from piccard_contract.lifecycle import SERVING_STATES, ServiceState, VersionState
+from piccard_contract.lifecycle import KEPT_RETIRED, SERVING_STATES, ServiceState, VersionState
 from write_points import Killed, WritePoints
 
 # ("kill" or "fail", the point of the command at which it happens); None for neither.
@@ -168,6 +168,9 @@ class OperatedService:
             assert not [n for n, r in state.versions.items() if r.state in WAITING]
             self.check_served()
         for number in self.published:
+            if number in self.given_up and number not in sorted(self.given_up)[-KEPT_RETIRED:]:
+                # Retired so long ago that it may be forgotten.
+                continue
             assert (self.service.version_folder(number) / "version.yaml").is_file()
             if number not in self.given_up:
                 assert state.versions[number].state not in (VersionState.DRAINING, VersionState.RETIRED)

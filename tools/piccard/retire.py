@@ -11,6 +11,7 @@ from piccard.errors import OperationError
 from piccard.operation import Operation, record_of
 from piccard.outcome import Outcome
 from piccard.repository import stable_target
+from piccard.retention import forget_retired
 from piccard.version_loading import drop_version, move
 
 # How long a version stays loaded after another was promoted, so that a rollback is a rename.
@@ -18,7 +19,7 @@ BAKE_TIME = timedelta(hours=24)
 
 
 def retire(op: Operation, version: int, *, force: bool, wait: float) -> Outcome:
-    """Let `version` finish its streams and unload it; its folder stays.
+    """Let `version` finish its streams and unload it; its folder stays until newer ones are retired.
 
     Args:
         force: retire the previous version within its bake time too.
@@ -49,6 +50,7 @@ def retire(op: Operation, version: int, *, force: bool, wait: float) -> Outcome:
     message = f"version {version} is retired"
     if not _finish(op, version, wait):
         message = f"version {version} takes no new requests and is retired when its streams are over"
+    forget_retired(op)
     return Outcome(what, op.service.name, True, message, False, before, after)
 
 
