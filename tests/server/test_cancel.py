@@ -145,7 +145,7 @@ def test_a_stuck_version_does_not_hold_a_cancelled_request(fresh_server: Any) ->
     import os
     import signal
 
-    server: RunningServer = fresh_server(deadlines={"first_token": 600.0, "between_tokens": 600.0})
+    server: RunningServer = fresh_server(deadlines={"first_token": 600.0, "between_tokens": 600.0, "step": 600.0})
     stream = start(server, ENDLESS)
     pid = server.pid(version_owner(2))
     os.kill(pid, signal.SIGSTOP)

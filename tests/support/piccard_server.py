@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+from piccard.found_server import find_server
 from piccard.home_init import init_home
 from piccard.keys import admin_key_path, read_secret
 from piccard.policy_store import update_policy
@@ -65,20 +66,34 @@ class RunningServer:
 
     def __init__(self, home: Path, *options: str, python: Path | str = sys.executable) -> None:
         self.home = home
+        self._python = python
         self.service = Service(home)
         ports = free_ports(4)
         self.http, self.grpc, self.metrics, self.health = (f"127.0.0.1:{port}" for port in ports)
         names = ("--http-port", "--grpc-port", "--metrics-port", "--health-port")
-        arguments = [f"{name}={port}" for name, port in zip(names, ports, strict=True)]
+        self._options = [*(f"{name}={port}" for name, port in zip(names, ports, strict=True)), *options]
         self.output = home / "serve.out"
+        self.ports = ports
+        self.process = self._serve()
+
+    def _serve(self) -> "subprocess.Popen[bytes]":
         with open(self.output, "ab") as output:
-            self.process = subprocess.Popen(
-                [python, "-m", "piccard", "serve", f"--home={home}", *arguments, *options],
+            return subprocess.Popen(
+                [self._python, "-m", "piccard", "serve", f"--home={self.home}", *self._options],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-        self.ports = ports
+
+    def kill_supervisor(self) -> None:
+        """kill -9 of `piccard serve`; its server goes on."""
+        self.process.kill()
+        self.process.wait()
+
+    def serve_again(self) -> None:
+        """Run `piccard serve` as before, after it has ended; it takes over what runs."""
+        assert self.process.poll() is not None
+        self.process = self._serve()
 
     def wait_ready(self, timeout: float = 150.0) -> "RunningServer":
         """Wait until /readyz says yes and the supervisor has loaded every version that state.json wants."""
@@ -126,6 +141,15 @@ class RunningServer:
         pid: int = section.data["server_pid"] if section is not None else 0
         return pid
 
+    def processes(self) -> list[int]:
+        """tritonserver and what it started; also where its supervisor is dead."""
+        found = find_server(self.home)
+        if found is None:
+            return []
+        with suppress(psutil.NoSuchProcess):
+            return [found.pid, *(child.pid for child in psutil.Process(found.pid).children(recursive=True))]
+        return []
+
     def section(self, owner: str) -> Section | None:
         """What a process of the service published last."""
         if not self.service.live_state.exists():
@@ -156,9 +180,7 @@ class RunningServer:
         Returns:
             its exit code.
         """
-        started = [self.process.pid]
-        with suppress(psutil.NoSuchProcess):
-            started += [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
+        started = [self.process.pid, *self.processes()]
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
@@ -169,7 +191,11 @@ class RunningServer:
                     os.kill(pid, signal.SIGKILL)
             self.process.wait()
             raise AssertionError(f"piccard serve did not end within {timeout} s:\n{self.printed()}") from None
-        assert not [pid for pid in started[1:] if _runs(pid)], "processes are left"
+        left = [pid for pid in started[1:] if runs(pid)]
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert not left, f"processes are left:\n{self.printed()}"
         assert not regions(home_prefix(self.home)), "shared memory is left"
         assert not [port for port in self.ports if _listens(port)], "ports are left open"
         return code
@@ -191,7 +217,8 @@ def run_piccard(
     return result
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not yet waited for does not."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

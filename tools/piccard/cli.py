@@ -271,7 +271,7 @@ def status(service: ServiceName = DEFAULT_SERVICE, home: Home = DEFAULT_HOME, as
     from piccard.status import status as run
 
     # It changes nothing, so it waits for nobody.
-    with _operation(home, service, dry_run=True) as op:
+    with _operation(home, service, dry_run=True, must_answer=False) as op:
         found = run(op)
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))
@@ -338,10 +338,14 @@ def generate(
     run(checkpoint, prompt, chat=chat, sampling=given, settings=settings, as_json=as_json)
 
 
-def _operation(home: Path, service: str, dry_run: bool) -> AbstractContextManager[Operation]:
+def _operation(
+    home: Path, service: str, dry_run: bool, *, must_answer: bool = True
+) -> AbstractContextManager[Operation]:
     from piccard.operation import operation
 
-    return operation(home, service, dry_run=dry_run, tell=lambda line: typer.echo(line, err=True))
+    return operation(
+        home, service, dry_run=dry_run, must_answer=must_answer, tell=lambda line: typer.echo(line, err=True)
+    )
 
 
 def _memory(value: str | None) -> float | str | None:

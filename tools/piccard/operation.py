@@ -59,8 +59,13 @@ class Operation:
 
 
 @contextmanager
-def operation(home: Path, service_name: str, *, dry_run: bool = False, tell: Tell = print) -> Iterator[Operation]:
+def operation(
+    home: Path, service_name: str, *, dry_run: bool = False, tell: Tell = print, must_answer: bool = True
+) -> Iterator[Operation]:
     """A command's surroundings; with dry_run nothing is locked, since nothing is written.
+
+    Args:
+        must_answer: fail where the server runs and does not answer; else it is told, and the command does without.
 
     Raises:
         OperationError: the service's name is none, another command is at work, or the server does not answer.
@@ -73,7 +78,7 @@ def operation(home: Path, service_name: str, *, dry_run: bool = False, tell: Tel
     if not services_of(home):
         raise OperationError(f"{home} is no home; run `piccard init {home}`")
     if dry_run:
-        with _operation(service, tell, dry_run=True) as found:
+        with _operation(service, tell, dry_run=True, must_answer=must_answer) as found:
             yield found
         return
     with operator_lock(home), _operation(service, tell, dry_run=False) as found:
@@ -81,8 +86,14 @@ def operation(home: Path, service_name: str, *, dry_run: bool = False, tell: Tel
 
 
 @contextmanager
-def _operation(service: Service, tell: Tell, *, dry_run: bool) -> Iterator[Operation]:
-    control = connect(service.home, services_of(service.home))
+def _operation(service: Service, tell: Tell, *, dry_run: bool, must_answer: bool = True) -> Iterator[Operation]:
+    try:
+        control = connect(service.home, services_of(service.home))
+    except OperationError as error:
+        if must_answer:
+            raise
+        tell(str(error))
+        control = None
     try:
         yield Operation(service, StateStore(service), control, dry_run, tell)
     finally:
@@ -134,6 +145,7 @@ def check_serves(op: Operation, version: int) -> None:
         raise OperationError(f"version {version} is not whole ({error}); publish it again") from error
     if not (folder / "model.py").is_file():
         raise OperationError(f"version {version} is not whole ({folder}/model.py is missing); publish it again")
+    check_version_folder(op.service, version)
     if op.control is None:
         return
     if version not in op.control.ready_versions(op.service.llm):
@@ -145,4 +157,3 @@ def check_serves(op: Operation, version: int) -> None:
         live.close()
     if section is None or not section.alive or section.data.get("phase") != "ready":
         raise OperationError(f"the process of version {version} is not ready; see `piccard status`")
-    check_version_folder(op.service, version)

@@ -192,6 +192,7 @@ class Supervisor:
 
     def _serve(self) -> int:
         assert self._server is not None
+        self._publish()
         self._control = TritonControl(self.settings.address("grpc"), read_secret(admin_key_path(self.home)))
         # Triton opens its ports only when what it loads at the start is loaded, however long that takes.
         while not self._control.live():

@@ -44,11 +44,19 @@ class Watch:
         counts: of what was started again, for status and metrics.
         ending: set once the server is to end, when nothing is started any more.
         limit: starts in a row that were no use, after which a process is given up.
+        clock: monotonic seconds.
     """
 
     def __init__(
-        self, control: TritonControl, tell: Tell, counts: RevivalCounts, ending: threading.Event, limit: int = LIMIT
+        self,
+        control: TritonControl,
+        tell: Tell,
+        counts: RevivalCounts,
+        ending: threading.Event,
+        limit: int = LIMIT,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._control = control
         self._tell = tell
         self._counts = counts
@@ -117,13 +125,13 @@ class Watch:
 
     def waiting(self) -> dict[str, float]:
         """Seconds until a dead process is started again, by `service/owner`."""
-        now = time.monotonic()
+        now = self._clock()
         dead = {name for name, _ in list(self._dead)}
         left = {name: revival.seconds_left(now) for name, revival in list(self._revivals.items()) if name in dead}
         return {name: seconds for name, seconds in left.items() if seconds is not None}
 
     def _look_at(self, place: Place) -> None:
-        now = time.monotonic()
+        now = self._clock()
         held = {number for number, _ in place.owners if is_held(place.lock(number))}
         self._seen |= {(place.told, number) for number in held}
         if place.told in self._busy:
@@ -160,13 +168,13 @@ class Watch:
             self._seen.discard((place.told, number))
             return
         revival = self._revival(place.told)
-        revival.dead(time.monotonic())
+        revival.dead(self._clock())
         self._dead.add((place.told, number))
         if revival.given_up:
             self._give_up(place, revival.given_up)
             return
         what = "was ended, since it hung" if place.told in self._stuck else "died"
-        seconds = revival.seconds_left(time.monotonic()) or 0.0
+        seconds = revival.seconds_left(self._clock()) or 0.0
         when = f" in {seconds:.0f} s" if seconds >= 1 else ""
         self._tell(f"{place.service.name}: the process of {place.name} {what}; starting it again{when}")
 
@@ -184,18 +192,19 @@ class Watch:
             if place.is_version:
                 revive_version(self._control, place.service, number)
             else:
-                roll(self._control, place.service, place.model, dead=number)
+                other = roll(self._control, place.service, place.model, dead=number)
                 self._seen.discard((place.told, number))
+                self._seen.add((place.told, other))
         except OperationError as error:
             if self._ending.is_set() or not self._control.live():
                 return
-            revival.failed(time.monotonic(), str(error))
+            revival.failed(self._clock(), str(error))
             if revival.given_up:
                 self._give_up(place, revival.given_up)
             else:
                 self._tell(f"{place.told} could not be started: {error}")
         else:
-            revival.started(time.monotonic())
+            revival.started(self._clock())
             self._dead = {(name, folder) for name, folder in self._dead if name != place.told}
             self._tell(f"{place.service.name}: {place.name} is back")
 
@@ -238,7 +247,7 @@ class Watch:
             bool(section.data.get("busy", False)),
             int(section.data.get("beats", 0)),
         )
-        still = self._stillness.setdefault(name, Stillness()).look(time.monotonic(), signs)
+        still = self._stillness.setdefault(name, Stillness()).look(self._clock(), signs)
         if still < _SUSPICIOUS or still < (limit := policy_in_use(service).deadlines.step):
             return
         self._tell(f"{service.name}: the engine of {section.owner} gave no sign of life for {limit:g} s; it is ended")
@@ -258,9 +267,9 @@ class Watch:
         if section is None or not section.alive or requests_of(section.data):
             self._quiet_since.pop(key, None)
             return
-        since = self._quiet_since.setdefault(key, time.monotonic())
+        since = self._quiet_since.setdefault(key, self._clock())
         holder = holder_pid(service.process_lock(version_owner(version)))
-        if time.monotonic() - since >= DRAIN_QUIET and holder == section.pid:
+        if self._clock() - since >= DRAIN_QUIET and holder == section.pid:
             self._quiet_since.pop(key, None)
             with suppress(ProcessLookupError):
                 os.kill(section.pid, signal.SIGKILL)
