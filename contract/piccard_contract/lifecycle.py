@@ -65,7 +65,7 @@ MOVE_CAUSES: dict[tuple[VersionState, VersionState], str] = {
     (_S.PREVIOUS, _S.FAILED): "its process died and could not be started again, or a start could not load it",
     (_S.DRAINING, _S.RETIRED): "its last stream is over",
     (_S.DRAINING, _S.FAILED): "its process could not be ended",
-    (_S.FAILED, _S.LOADING): "the same `publish` again, or the start of a server where it has a role",
+    (_S.FAILED, _S.LOADING): "the same `publish` again, `revive`, or the start of a server where it has a role",
     (_S.FAILED, _S.DRAINING): "`retire`",
     (_S.FAILED, _S.RETIRED): "its folder is gone",
 }
