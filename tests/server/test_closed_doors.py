@@ -272,7 +272,7 @@ def test_claims_that_the_gateway_signed_are_believed(server: RunningServer) -> N
 
     assert ENTRY_POINTS["http_infer"](server, {}, {}, asked(signed)).code == "OK"
 
-    wait_for(lambda: "trusted" in tenants(server), 30, "the log")
+    wait_for(lambda: "trusted" in tenants(server), 60, "the log")
     assert counted(server, name) == before
 
 
