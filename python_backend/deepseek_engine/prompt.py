@@ -54,9 +54,11 @@ class PromptReader:
 
     def _prompt(self, request: GenerateRequest) -> Prompt:
         if request.input_ids is not None:
+            # Far too many ids are not looked at one by one.
+            self._check_length(len(request.input_ids), request.sampling)
             return Prompt(self.tokenizer.check_ids(request.input_ids, self.vocab_size), None)
         if request.messages is None:
-            return Prompt(self.tokenizer.encode(request.text or ""), request.text)
+            return Prompt(self._encode(request.text or ""), request.text)
         extensions = request.extensions
         text = self.tokenizer.chat_template.render(
             request.messages,
@@ -64,7 +66,17 @@ class PromptReader:
             **extensions.chat_template_kwargs,
         )
         # The template writes its own bos.
-        return Prompt(self.tokenizer.encode(text, add_special_tokens=False), text)
+        return Prompt(self._encode(text, add_special_tokens=False), text)
+
+    def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        fewest = self.tokenizer.fewest_tokens(text)
+        if fewest > self.max_model_len:
+            raise RequestError(
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"the prompt's {len(text)} characters are {fewest} tokens at least, more than the context of "
+                f"{self.max_model_len} tokens; shorten it",
+            )
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _check_bias(self, request: GenerateRequest) -> None:
         for name, ids in (

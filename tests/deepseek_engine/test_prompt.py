@@ -1,14 +1,21 @@
 from typing import Any, cast
 
 import pytest
+import tokenizers
 from deepseek_engine.prompt import PromptReader
 from deepseek_engine.scripted import WordTokenizer
+from deepseek_engine.text.longest_token import longest_token
 from deepseek_engine.text.tokenizer import Tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from piccard.installation import demo_checkpoint
 from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.request import GenerateRequest, RequestExtensions
 from piccard_contract.sampling import SamplingParams
+from toy_tokenizer import toy_tokenizer
 
 WORDS = WordTokenizer()
+DEMO = Tokenizer.from_folder(demo_checkpoint())
 
 
 def read(*, vocab_size: int = WORDS.vocab_size, **request: Any) -> Any:
@@ -83,3 +90,33 @@ def test_ids_beyond_the_vocabulary_are_refused(given: dict[str, Any]) -> None:
 
 def test_an_empty_list_of_ids_is_missing_input() -> None:
     assert refusal(input_ids=[]).code is ErrorCode.MISSING_INPUT
+
+
+def test_a_text_far_too_long_is_refused_without_encoding_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WORDS, "encode", lambda *_, **__: pytest.fail("it was encoded"))
+    for prompt in ({"text": "x" * 2**20}, {"messages": [{"role": "user", "content": "x" * 2**20}]}):
+        error = refusal(**prompt)
+        assert error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+        assert "tokens at least" in error.message
+        assert "shorten it" in error.message
+
+
+def test_ids_far_too_many_are_refused_without_looking_at_them() -> None:
+    # The last is in no vocabulary, which is not worth looking for.
+    assert refusal(input_ids=[5] * 2**20 + [-1]).code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+
+
+@given(text=st.text(max_size=200))
+def test_no_text_has_fewer_tokens_than_are_told_beforehand(text: str) -> None:
+    for tokenizer in (WORDS, toy_tokenizer(), DEMO):
+        assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))
+
+
+def test_how_much_a_token_covers_is_known_of_byte_level_tokenizers_alone() -> None:
+    assert toy_tokenizer().fewest_tokens("x" * 500) == 100
+    assert DEMO.fewest_tokens("x" * 320) == 10
+    core = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "<unk>": 1}, [], unk_token="<unk>", fuse_unk=True))
+    assert longest_token(core) is None
+    core = tokenizers.Tokenizer.from_file(str(demo_checkpoint() / "tokenizer.json"))
+    core.normalizer = tokenizers.normalizers.Strip()
+    assert longest_token(core) is None

@@ -66,6 +66,10 @@ class WordTokenizer:
             for start in range(0, len(word), BYTES_PER_TOKEN)
         ]
 
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that `text` has at least, told without encoding it."""
+        return -(-len(text.encode()) // BYTES_PER_TOKEN)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids, with replacement characters where they are not UTF-8."""
         pieces = self.token_bytes(skip_special_tokens=skip_special_tokens)

@@ -10,6 +10,7 @@ from piccard_contract.errors import ErrorCode, RequestError
 
 from deepseek_engine.text.chat_template import ChatTemplate
 from deepseek_engine.text.errors import TokenizerError
+from deepseek_engine.text.longest_token import longest_token
 from deepseek_engine.text.token_bytes import TokenBytes
 from deepseek_engine.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
@@ -52,6 +53,7 @@ class Tokenizer:
         self.vocab_size = max(core.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.add_bos_token = self._adds_bos(files)
         self.chat_template = ChatTemplate(files.chat_templates, files.special_tokens)
+        self._longest_token = longest_token(core)
         self._all_bytes = TokenBytes(core)
         self._ordinary_bytes = TokenBytes(core, hidden=self.special_ids)
 
@@ -94,6 +96,10 @@ class Tokenizer:
         if add_special_tokens and self.add_bos_token and self.bos_token_id is not None:
             return ids if ids[:1] == [self.bos_token_id] else [self.bos_token_id, *ids]
         return ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that `text` has at least, told without encoding it; 0 where none can be told."""
+        return 0 if self._longest_token is None else -(-len(text.encode(errors="replace")) // self._longest_token)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids, with replacement characters where they are not UTF-8."""
