@@ -86,10 +86,15 @@ def asked(
 
 
 def served(
-    make: Callable[[int], OpenVersion], request: GenerateRequest, chunks: list[int], **breaks: Break
+    make: Callable[[int], OpenVersion],
+    request: GenerateRequest,
+    chunks: list[int],
+    *,
+    endless: frozenset[int] = frozenset(),
+    **breaks: Break,
 ) -> tuple[Client, EngineVersions]:
     """What a client gets of versions 1 (stable) and 2 (canary); `breaks` are of v1 and v2."""
-    versions = EngineVersions(make, {int(name[1:]): at for name, at in breaks.items()}, chunks)
+    versions = EngineVersions(make, {int(name[1:]): at for name, at in breaks.items()}, endless, chunks)
     scene = Scene({1: Play(), 2: Play()}, streams=request.stream, fallback_policy="both")
     object.__setattr__(scene.around, "client", versions)
     client = Client()
@@ -169,6 +174,19 @@ def test_sampling_goes_on_as_it_would_have(
     request: GenerateRequest, after: int, how: Ending, chunks: list[int]
 ) -> None:
     check_resumed(toy_version, request, after, how, chunks)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.one_of(scripted_requests(), scripted_requests(), toy_requests()), CHUNKS)
+def test_a_version_that_dies_between_its_last_token_and_the_end(request: GenerateRequest, chunks: list[int]) -> None:
+    """The next one tells the end, and what had been held back until then."""
+    make = toy_version if request.input_ids else scripted_version
+    client, versions = served(make, request, chunks, endless=frozenset({2}))
+
+    assert client.error is None
+    check_same(merged(client), whole_answer(make(1), seeded(request, versions)), request)
+    assert [version for version, _ in versions.calls] == [2, 1]
+    assert client.responses[-1].choices[0].token_ids == [] or not request.stream
 
 
 @settings(deadline=None, max_examples=60)

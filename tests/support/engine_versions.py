@@ -1,7 +1,7 @@
 """Versions with a real engine each, called without a server: requests and responses pass through their tensors."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from canary_fakes import PlayedFrame
@@ -11,6 +11,7 @@ from deepseek_engine.prompt import PromptReader
 from deepseek_engine.request import EngineOutput
 from deepseek_engine.scripted import ScriptedBackend
 from deepseek_engine.scripted.version import open_scripted
+from deepseek_engine.text.output_text import OutputText
 from deepseek_engine.version import OpenVersion
 from piccard_canary.protocols import Frame
 from piccard_contract.errors import RequestError
@@ -40,11 +41,13 @@ class EngineVersions:
     Attributes:
         make: opens a version by its number.
         breaks: of versions that fail every request.
+        endless: versions that send the last token as any other, and are gone before they say that it was the last.
         chunks: outputs in each response, in turn; those after the last are sent one by one.
     """
 
     make: Callable[[int], OpenVersion]
     breaks: dict[int, Break] = field(default_factory=dict)
+    endless: frozenset[int] = frozenset()
     chunks: list[int] = field(default_factory=list)
     calls: list[tuple[int, GenerateRequest]] = field(default_factory=list)
 
@@ -64,6 +67,7 @@ class EngineVersions:
         chunks = iter(self.chunks)
         pending: list[EngineOutput] = []
         size = next(chunks, 1)
+        ids = [*request.output_ids]
         for outputs in _steps(version, generation, self.breaks.get(number)):
             failed = next((output.error for output in outputs if output.error is not None), None)
             pending += [output for output in outputs if output.error is None]
@@ -72,6 +76,11 @@ class EngineVersions:
                 yield PlayedFrame(generation.respond(pending, error), request, final=True)
                 return
             final = any(output.finish_reason for output in outputs)
+            if final and number in self.endless:
+                pending[-1] = _without_end(pending[-1], version, request, ids)
+                yield PlayedFrame(generation.respond(pending), request, final=False)
+                return
+            ids += [token for output in outputs for token in output.token_ids]
             if final or len(pending) >= size:
                 yield PlayedFrame(generation.respond(pending), request, final=final)
                 pending, size = [], next(chunks, 1)
@@ -91,6 +100,24 @@ def generation_of(version: OpenVersion, number: int, request: GenerateRequest) -
     return Generation(
         request, reader.read(request), version.tokenizer, id="r", version=number, cancel_token="token", direct=False
     )
+
+
+def _without_end(
+    output: EngineOutput, version: OpenVersion, request: GenerateRequest, before: list[int]
+) -> EngineOutput:
+    """The last output with its token alone, after the tokens `before`: what the end released is not in its text."""
+    params = request.sampling
+    text = OutputText(
+        version.tokenizer,
+        params.stop,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
+        output_ids=before,
+    )
+    told, _ = text.push(output.token_ids)
+    # The text of a stop token is told by nobody.
+    return replace(output, text=told if output.text.startswith(told) else "", finish_reason=None, stop_reason=None)
 
 
 def _steps(version: OpenVersion, generation: Generation, breaks: Break | None) -> Iterator[list[EngineOutput]]:
