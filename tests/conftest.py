@@ -30,6 +30,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("server" if "/server/" in file else file))
 
 
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """What torch draws does not depend on the tests that ran before in the same process."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a small random checkpoint of a family (random_checkpoints.FAMILIES), made once a session."""
