@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from deepseek_engine.engine import Engine
+from deepseek_engine.failures import breaks_the_device
 from deepseek_engine.request import EngineRequest
 from deepseek_engine.runners.torch import TorchRunner
 from deepseek_engine.settings import EngineSettings
@@ -312,6 +313,31 @@ def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on(caplog):
         == "length"
     )
     assert engine.stats().free_blocks == engine.stats().total_blocks
+
+
+def test_a_device_that_is_lost_ends_the_engine():
+    class Lost(ToyModel):
+        def forward(self, batch, cache):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    engine = toy_engine(Lost())
+    engine.add(toy_request("x", PROMPT))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        engine.step()
+
+
+@pytest.mark.parametrize(
+    ("error", "breaks"),
+    [
+        (RuntimeError("CUDA error: device-side assert triggered"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), False),
+        (torch.OutOfMemoryError("CUDA error: out of memory"), False),
+        (RuntimeError("shapes differ"), False),
+        (ValueError("CUDA error"), False),
+    ],
+)
+def test_which_errors_no_later_step_survives(error, breaks):
+    assert breaks_the_device(error) is breaks
 
 
 def test_running_out_of_memory_has_its_own_code():

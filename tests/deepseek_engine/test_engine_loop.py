@@ -5,7 +5,9 @@ from contextlib import contextmanager
 
 import pytest
 from deepseek_engine.engine_loop import EngineLoop
+from deepseek_engine.pulse import Pulse
 from deepseek_engine.request import EngineError, EngineOutput, EngineRequest, EngineStats
+from patience import wait_until
 from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.sampling import SamplingParams
 
@@ -249,6 +251,22 @@ def test_it_does_not_step_without_work() -> None:
         time.sleep(0.05)
         assert backend.steps == steps
         assert submit(loop, "b").ended.wait(60)
+
+
+def test_a_step_that_does_not_end_is_seen_from_outside() -> None:
+    backend = CountingBackend()
+    backend.go.clear()
+    pulse = Pulse()
+    loop = EngineLoop(backend, on_fatal=lambda error: None, pulse=pulse)
+    loop.start()
+    sink = submit(loop, "a")
+    wait_until(lambda: pulse.busy and backend.requests)
+    beats = pulse.beats
+    backend.go.set()
+    assert sink.ended.wait(10)
+    wait_until(lambda: not pulse.busy)
+    assert pulse.beats > beats
+    loop.stop()
 
 
 def test_a_pause_is_waited_and_broken_by_a_command() -> None:

@@ -1,3 +1,4 @@
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,15 @@ def test_the_loop_runs_it(tmp_path: Path, checkpoint: Path) -> None:
     loop.submit(EngineRequest("a", [5, 6, 7], SamplingParams(max_tokens=4, seed=1)), Sink())
     assert ended.wait(60)
     loop.stop()
+
+
+def test_every_layer_of_a_step_is_a_sign_of_life(tmp_path: Path, checkpoint: Path) -> None:
+    version, _ = open_with(tmp_path, checkpoint=str(checkpoint))
+    before = version.pulse.beats
+    version.backend.add(EngineRequest("a", [5, 6, 7], SamplingParams(max_tokens=1)))
+    version.backend.step()
+    layers = json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"]
+    assert version.pulse.beats - before == layers
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,16 @@ class Stage:
     def __init__(self, version: int = 1) -> None:
         self.clock = Clock()
         self.deaths = 0
-        self.backend = ScriptedBackend(WORDS, version=version, max_model_len=1000, clock=self.clock, die=self._die)
+        self.stuck = 0
+        self.backend = ScriptedBackend(
+            WORDS, version=version, max_model_len=1000, clock=self.clock, die=self._die, stick=self._stick
+        )
 
     def _die(self) -> None:
         self.deaths += 1
+
+    def _stick(self) -> None:
+        self.stuck += 1
 
     def add(
         self,
@@ -168,6 +174,16 @@ def test_it_dies_at_a_token() -> None:
     assert stage.deaths == 0
     stage.run()
     assert stage.deaths == 1
+
+
+def test_the_engine_sticks_or_breaks_at_a_token() -> None:
+    stage = Stage()
+    stage.add(script={"stick_at": 1, "tokens": 2})
+    stage.run()
+    assert stage.stuck == 1
+    stage.add(script={"break_at": 2, "tokens": 3})
+    with pytest.raises(MemoryError):
+        stage.run()
 
 
 def test_what_hangs_ends_by_its_abort() -> None:

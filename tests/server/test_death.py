@@ -1,0 +1,273 @@
+"""Every process of a running server is killed: what clients see, what goes on, and what comes back."""
+
+import json
+import os
+import queue
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from piccard_contract.errors import ErrorCode, parse_error
+from piccard_contract.home import version_owner
+from piccard_contract.lifecycle import VersionState
+from piccard_server import RunningServer, runs, wait_for
+from running_stream import RunningStream
+from triton_calls import grpc_inputs, grpc_stream, outputs_of
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+FreshServer = Callable[..., RunningServer]
+
+PATIENCE = 60.0
+
+# Tokens are far between: a version that is killed while it sends can take this server with it (docs/operations.md).
+DELAY = 0.4
+TOKENS = 20
+WORDS = " ".join(f"w{n}" for n in range(TOKENS))
+# Of version 1, so that no stream is over before all have begun; no deadline strikes meanwhile.
+WAITS = {"versions": {"1": {"hang_at": 3}}}
+NEVER = {"first_token": 600.0, "between_tokens": 600.0}
+
+
+def start_streams(
+    server: RunningServer, count: int, *, canary: str = "", script: dict[str, Any] | None = None
+) -> list[RunningStream]:
+    """Streams that repeat the words of their prompt, all of them past their first token."""
+    streams = [
+        RunningStream(
+            server.grpc,
+            server.service.ensemble,
+            headers={"x-canary": canary} if canary else None,
+            timeout=2 * PATIENCE,
+            text_input=WORDS,
+            sampling_parameters={"max_tokens": TOKENS},
+            extensions={"script": {"tokens": TOKENS, "delay_s": DELAY, **(script or {})}},
+        )
+        for _ in range(count)
+    ]
+    for stream in streams:
+        stream.wait_first(PATIENCE)
+    return streams
+
+
+def assert_whole(stream: RunningStream, versions: set[int]) -> None:
+    stream.wait()
+    assert stream.error is None, stream.error
+    assert stream.status == "OK"
+    assert stream.text.split() == WORDS.split()
+    assert stream.versions == versions
+
+
+def kill(server: RunningServer, owner: str) -> int:
+    pid = server.pid(owner)
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def answers(server: RunningServer, canary: str = "false") -> bool:
+    """Whether a new request is answered, and by whom it should."""
+    try:
+        responses = grpc_stream(
+            server.grpc,
+            server.service.ensemble,
+            headers={"x-canary": canary},
+            text_input="one",
+            stream=True,
+            sampling_parameters={"max_tokens": 1},
+        )
+    except (InferenceServerException, queue.Empty):
+        return False
+    return bool(responses[0]["served_version"] == [2 if canary == "true" else server.state().stable])
+
+
+def answers_unary(server: RunningServer) -> bool:
+    """The same of a unary call, which may hang where its router is dead."""
+    client = InferenceServerClient(server.grpc)
+    inputs = grpc_inputs(text_input="one", sampling_parameters={"max_tokens": 1})
+    try:
+        result = client.infer(server.service.unary, inputs, client_timeout=5.0)
+    except InferenceServerException:
+        return False
+    finally:
+        client.close()
+    return bool(outputs_of(result)["text_output"])
+
+
+def revived(server: RunningServer, version: int, old: int) -> bool:
+    return server.version_ready(version) and server.pid(version_owner(version)) != old
+
+
+def births(server: RunningServer) -> dict[str, tuple[int, float]]:
+    """Process id and start of everything that serves."""
+    found = {}
+    for owner in ("admission", "router", "router_unary"):
+        found[owner] = (server.pid(owner), 0.0)
+    for number in (1, 2):
+        section = server.section(version_owner(number))
+        assert section is not None
+        assert section.alive
+        found[version_owner(number)] = (section.pid, section.data["started_at"])
+    return found
+
+
+def metric(server: RunningServer, name: str, **labels: str) -> float:
+    """The sum of a metric's series that have these labels."""
+    lines = [line for line in server.metrics_text().splitlines() if line.startswith(name + "{")]
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(text in line for text in wanted))
+
+
+def status(server: RunningServer) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(server.piccard("status", "--json").stdout)
+    return found
+
+
+def break_version(server: RunningServer, version: int) -> str:
+    """Make a version that cannot be loaded again; returns what mends it."""
+    path = server.service.version_folder(version) / "version.yaml"
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole.replace("schema: 1", "schema: 7"), encoding="utf-8")
+    return whole
+
+
+def mend_version(server: RunningServer, version: int, whole: str) -> None:
+    (server.service.version_folder(version) / "version.yaml").write_text(whole, encoding="utf-8")
+
+
+def test_the_only_version_dies_and_its_clients_are_told(fresh_server: FreshServer) -> None:
+    server = fresh_server(versions=1, deadlines=NEVER)
+    streams = start_streams(server, 4, script=WAITS)
+    old = kill(server, version_owner(1))
+
+    for stream in streams:
+        stream.wait()
+        error = parse_error(str(stream.error))
+        assert error is not None, stream.error
+        assert error.code is ErrorCode.VERSION_DIED
+        assert error.version == 1
+    wait_for(lambda: revived(server, 1, old), PATIENCE, "version 1")
+    wait_for(lambda: answers(server), PATIENCE, "an answer")
+    wait_for(lambda: answers_unary(server), PATIENCE, "an answer to a unary call")
+
+
+def test_stable_dies_and_another_version_goes_on(fresh_server: FreshServer) -> None:
+    server = fresh_server(traffic_ratio=0.0, fallback_policy="both", deadlines=NEVER)
+    streams = start_streams(server, 8, script=WAITS)
+    old = kill(server, version_owner(1))
+
+    for stream in streams:
+        assert_whole(stream, {1, 2})
+    wait_for(lambda: revived(server, 1, old), PATIENCE, "version 1")
+    wait_for(lambda: answers(server), PATIENCE, "an answer of stable")
+
+
+def test_the_server_outlives_its_supervisor_and_is_taken_over(fresh_server: FreshServer) -> None:
+    server = fresh_server()
+    before, pid = births(server), server.server_pid()
+    streams = start_streams(server, 2)
+    server.kill_supervisor()
+
+    # What runs is served and told as it is.
+    assert answers(server)
+    assert answers_unary(server)
+    assert status(server)["server"]["phase"] == "unsupervised"
+    assert status(server)["server"]["pid"] == pid
+    findings = json.loads(server.piccard("doctor", "--json", check=False).stdout)["after"]["findings"]
+    assert [finding["trap"] for finding in findings] == ["supervisor"]
+    server.piccard("canary", "set", "--version=2", "--ratio=0.5")
+    server.piccard("publish", "scripted", "--runner=scripted", "--label=v9", "--linked")
+
+    server.serve_again()
+    server.wait_ready()
+    for stream in streams:
+        stream.wait()
+        assert stream.text.split() == WORDS.split()
+    assert births(server) == before
+    assert server.server_pid() == pid
+    assert status(server)["server"]["phase"] == "serving"
+    assert server.piccard("doctor").stdout == "nothing is wrong\n"
+    assert server.state().versions[3].state is VersionState.READY
+
+    # What dies while there is no supervisor waits for the next.
+    server.kill_supervisor()
+    dead = {owner: kill(server, owner) for owner in (version_owner(2), "router_unary")}
+    findings = json.loads(server.piccard("doctor", "--json", check=False).stdout)["after"]["findings"]
+    assert sorted(finding["trap"] for finding in findings) == ["process", "process", "supervisor"]
+    assert answers(server)
+    server.serve_again()
+    wait_for(lambda: revived(server, 2, dead[version_owner(2)]), PATIENCE, "version 2")
+    wait_for(lambda: answers_unary(server), PATIENCE, "the unary router")
+    server.wait_ready()
+    for owner in (version_owner(1), "router", "admission"):
+        assert server.pid(owner) == before[owner][0]
+    everything = server.processes()
+    assert server.stop() == 0
+    assert not [process for process in everything if runs(process)]
+
+
+def test_nothing_of_a_dead_server_outlives_it(fresh_server: FreshServer) -> None:
+    server = fresh_server()
+    old = server.processes()
+    os.kill(old[0], signal.SIGKILL)
+
+    wait_for(lambda: server.server_pid() not in (0, old[0]), 2 * PATIENCE, "another server")
+    assert "tritonserver ended by itself" in server.printed()
+    assert not [pid for pid in old if runs(pid)]
+    server.wait_ready()
+    assert answers(server)
+
+
+def test_an_engine_that_breaks_or_hangs_dies_and_its_streams_are_resumed(fresh_server: FreshServer) -> None:
+    server = fresh_server(deadlines={"step": 5.0})
+    old = server.pid(version_owner(2))
+    streams = start_streams(server, 4, canary="true", script={"versions": {"2": {"break_at": 3}}})
+    for stream in streams:
+        assert_whole(stream, {1, 2})
+    wait_for(lambda: revived(server, 2, old), PATIENCE, "version 2 after memory ran out")
+    wait_for(lambda: answers(server, "true"), PATIENCE, "the canary")
+
+    old = server.pid(version_owner(2))
+    streams = start_streams(server, 1, canary="true")
+    streams += start_streams(server, 1, canary="true", script={"versions": {"2": {"stick_at": 3}}})
+    for stream in streams:
+        assert_whole(stream, {1, 2})
+    wait_for(lambda: revived(server, 2, old), PATIENCE, "version 2 after a step that hung")
+    assert "gave no sign of life for 5 s" in server.printed()
+    for cause in ("died", "stuck"):
+        labels = {"owner": "version-2", "cause": cause}
+        wait_for(lambda labels=labels: metric(server, "piccard_revivals_total", **labels) == 1, PATIENCE, str(labels))
+    wait_for(lambda: answers(server, "true"), PATIENCE, "the canary")
+
+
+def test_what_is_killed_and_cannot_be_started_is_given_up_until_an_operator_tries_again(
+    fresh_server: FreshServer,
+) -> None:
+    server = fresh_server(options=("--give-up-after=2",))
+    whole = {version: break_version(server, version) for version in (1, 2)}
+
+    kill(server, version_owner(2))
+    wait_for(lambda: server.state().versions[2].state is VersionState.FAILED, PATIENCE, "version 2 to be given up")
+    reason = server.state().versions[2].reason
+    assert "could not be started 2 times in a row" in reason
+    assert "schema 7" in reason
+    wait_for(lambda: metric(server, "piccard_given_up", owner="version-2") == 1, PATIENCE, "the metric")
+    # The service does without its canary.
+    wait_for(lambda: "deepseek/version-2" in server.get("readyz")[1]["given_up"], PATIENCE, "the body")
+    assert server.get("readyz")[0] == 200
+    assert "piccard revive version-2" in server.piccard("status").stdout
+
+    kill(server, version_owner(1))
+    wait_for(lambda: "deepseek/version-1" in server.get("readyz")[1]["given_up"], PATIENCE, "stable to be given up")
+    wait_for(lambda: server.get("readyz")[0] == 503, PATIENCE, "the code")
+    assert server.state().versions[1].state is VersionState.STABLE
+    assert status(server)["server"]["given_up"].keys() == {"deepseek/version-1", "deepseek/version-2"}
+    assert server.piccard("revive", "version-1", check=False).returncode == 1
+
+    for version, text in whole.items():
+        mend_version(server, version, text)
+        server.piccard("revive", version_owner(version))
+    wait_for(lambda: server.get("readyz")[0] == 200, PATIENCE, "readiness")
+    wait_for(lambda: status(server)["server"]["given_up"] == {}, PATIENCE, "a clean status")
+    assert server.state().versions[2].state is VersionState.CANARY
+    assert answers(server, "true")
+    wait_for(lambda: metric(server, "piccard_given_up") == 0, PATIENCE, "the metric")
