@@ -89,6 +89,7 @@ class Attempt(_Part):
     Attributes:
         tenant, priority, signature: what the gateway vouched for.
         router, process: owner and process id of the router, which says whether somebody still reads the answer.
+        slot: where the router tells how many responses it has taken (piccard_contract.receipts); None tells nothing.
 
     Keys that are not known are ignored: the router may be newer than the snapshot that it calls.
     """
@@ -101,6 +102,7 @@ class Attempt(_Part):
     signature: str = ""
     router: str = Field(default="", pattern=r"^[a-z0-9_.]{0,64}$")
     process: int = Field(default=0, ge=0)
+    slot: int | None = Field(default=None, ge=0)
 
     @property
     def claims(self) -> GatewayClaims | None:

@@ -19,6 +19,7 @@ from piccard_contract.home import Service
 from piccard_contract.inherited_sockets import close_inherited_sockets
 from piccard_contract.live_state import LiveState
 from piccard_contract.process_lock import AlreadyHeldError, ProcessLock
+from piccard_contract.receipts import Receipts, receipts_path
 from piccard_contract.reports import AdmissionReport, RouterReport
 from piccard_contract.request import GenerateRequest, RequestExtensions, request_inputs
 from piccard_contract.response import Response, parse_response, response_outputs
@@ -133,7 +134,9 @@ class RouterModel:
         self._process = _Process(args, "router" if decoupled else "router_unary")
         service = self._process.service
         availability = Availability(service, self._process.live_state)
-        client = self._client = _Versions(service.llm)
+        client = self._client = _Versions(
+            service.llm, Receipts(receipts_path(service.process_lock(self._process.owner)))
+        )
         self._counters = Counters(service.name, "router")
         self._log = RequestLog(service.request_log, _log_error)
         self._threads = ThreadReserve("stream")
@@ -265,15 +268,25 @@ class _Spent:
 class _Versions:
     """Calls versions of the model `llm` through BLS."""
 
-    def __init__(self, llm: str) -> None:
+    def __init__(self, llm: str, receipts: Receipts) -> None:
         self._llm = llm
+        self._receipts = receipts
         self.spent = _Spent()
 
     def open(self, version: int, request: GenerateRequest, outputs: frozenset[str]) -> Iterator[_Frame]:
-        for response in self._exec(version, request_inputs(request), list(outputs)):
-            # The last one may hold the final flag alone.
-            if response.has_error() or response.output_tensors():
-                yield _Frame(response, version)
+        receipt = self._receipts.open()
+        whole = True
+        try:
+            for response in self._exec(version, request_inputs(_with_slot(request, receipt.slot)), list(outputs)):
+                receipt.took()
+                # Nothing comes after an error of the server, and whoever reads it leaves.
+                whole = response.has_error()
+                # The last one may hold the final flag alone.
+                if response.has_error() or response.output_tensors():
+                    yield _Frame(response, version)
+            whole = True
+        finally:
+            receipt.close(whole=whole)
 
     def cancel(self, version: int, token: str) -> bool:
         asked = RequestExtensions(cancel=token).model_dump_json(exclude_defaults=True)
@@ -300,6 +313,15 @@ class _Versions:
             raise call_error(str(error), version) from error
         finally:
             self.spent.keep(responses)
+
+
+def _with_slot(request: GenerateRequest, slot: int | None) -> GenerateRequest:
+    """The request with the place where the version finds how many of its responses were taken."""
+    attempt = request.extensions.attempt
+    if attempt is None:
+        return request
+    extensions = request.extensions.model_copy(update={"attempt": attempt.model_copy(update={"slot": slot})})
+    return request.model_copy(update={"extensions": extensions})
 
 
 class _Client:

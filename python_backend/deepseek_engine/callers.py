@@ -1,10 +1,11 @@
-"""Whether the routers that wait for a version's answers still live."""
+"""Whether the routers that wait for a version's answers still live, and how far they have read."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from piccard_contract.process_lock import holder_pid
+from piccard_contract.receipts import ReceiptReader, receipts_path
 from piccard_contract.request import Attempt
 
 # Seconds that a look is believed: a look costs a few system calls, and every response takes one.
@@ -26,6 +27,7 @@ class Callers:
         self._lock = lock
         self._clock = clock
         self._looks: dict[tuple[str, int], tuple[float, bool]] = {}
+        self._receipts = ReceiptReader()
 
     def gone(self, attempt: Attempt | None) -> bool:
         """Whether the router of an attempt has died; False where none is named."""
@@ -39,3 +41,11 @@ class Callers:
         dead = holder_pid(self._lock(attempt.router)) != attempt.process
         self._looks[key] = (self._clock(), dead)
         return dead
+
+    def took(self, attempt: Attempt, sent: int) -> bool:
+        """Whether the router has taken `sent` responses of an attempt, or never will, or does not tell."""
+        if attempt.slot is None or sent == 0:
+            return True
+        path = receipts_path(self._lock(attempt.router))
+        taken = self._receipts.taken(path, attempt.process, attempt.slot)
+        return taken is None or taken >= sent or self.gone(attempt)

@@ -19,6 +19,20 @@ _log = logging.getLogger(__name__)
 # Sends one response: outputs since the last one, the error that ended the request, whether it is the last.
 Send = Callable[[list[EngineOutput], RequestError | None, bool], None]
 
+# Whether the consumer has taken that many responses.
+Taken = Callable[[int], bool]
+
+# Seconds between two looks at whether a response was taken.
+TAKEN_POLL = 0.001
+
+# Seconds after which a consumer that takes nothing is not waited for any more.
+TAKEN_LIMIT = 5.0
+
+
+def always(sent: int) -> bool:
+    """A consumer that tells nothing, so that nobody waits for it."""
+    return True
+
 
 class _State(Enum):
     # Nothing to send.
@@ -38,12 +52,16 @@ class Outbox:
     the last one everything is ignored, so that exactly one final response is sent.
     """
 
-    def __init__(self, responder: "Responder", send: Send, *, hold: bool, interval: float, relay: float) -> None:
+    def __init__(
+        self, responder: "Responder", send: Send, *, hold: bool, interval: float, relay: float, taken: Taken
+    ) -> None:
         self._responder = responder
         self.send = send
         self.hold = hold
         self.interval = interval
         self.relay = relay
+        self.taken = taken
+        self.sent = 0
         self.sent_tokens = False
         self.state = _State.IDLE
         self.pending: list[EngineOutput] = []
@@ -68,7 +86,8 @@ class Outbox:
 class Responder:
     """Sends the responses of all requests, in turn, on one thread.
 
-    First tokens go before all others and never wait; the rest keeps to a budget of time.
+    First tokens go before all others and never wait; the rest keeps to a budget of time. What a consumer has not yet
+    taken is followed by nothing: the next response carries all that comes until then.
 
     Args:
         clock: seconds, monotonic.
@@ -85,6 +104,8 @@ class Responder:
         self._urgent: deque[Outbox] = deque()
         self._ready: deque[Outbox] = deque()
         self._timed: list[tuple[float, int, Outbox]] = []
+        # Ready, but the response before was not taken; with the time until which that is waited for.
+        self._held: list[tuple[float, Outbox]] = []
         self._order = count()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="responder", daemon=True)
@@ -93,7 +114,9 @@ class Responder:
         """Start the thread."""
         self._thread.start()
 
-    def outbox(self, send: Send, *, hold: bool = False, interval: float = 0.0, relay: float = 0.0) -> Outbox:
+    def outbox(
+        self, send: Send, *, hold: bool = False, interval: float = 0.0, relay: float = 0.0, taken: Taken = always
+    ) -> Outbox:
         """Where a request's outputs go.
 
         Args:
@@ -101,8 +124,9 @@ class Responder:
             hold: send one response only, the last.
             interval: seconds between responses; the first and the last do not wait.
             relay: what passing a response on costs others, in multiples of its sending.
+            taken: asked before every response but the first.
         """
-        return Outbox(self, send, hold=hold, interval=interval, relay=relay)
+        return Outbox(self, send, hold=hold, interval=interval, relay=relay, taken=taken)
 
     def stop(self, timeout: float = 5.0) -> None:
         """End the thread after everything that is ready was sent."""
@@ -161,11 +185,30 @@ class Responder:
             # One that has ended meanwhile did not wait.
             if outbox.state is _State.TIMED:
                 self._make_ready(outbox)
-        if self._urgent:
-            return self._urgent.popleft()
-        if self._ready and (self._stopping or not self._budget.rest(now)):
-            return self._ready.popleft()
+        self._look_at_held(now)
+        urgent = self._first(self._urgent, now)
+        if urgent is None and self._ready and (self._stopping or not self._budget.rest(now)):
+            return self._first(self._ready, now)
+        return urgent
+
+    def _first(self, queue: deque[Outbox], now: float) -> Outbox | None:
+        """The first whose consumer has taken what it was sent; those before it are held."""
+        while queue:
+            outbox = queue.popleft()
+            if self._stopping or outbox.taken(outbox.sent):
+                return outbox
+            self._held.append((now + TAKEN_LIMIT, outbox))
         return None
+
+    def _look_at_held(self, now: float) -> None:
+        held, self._held = self._held, []
+        for limit, outbox in held:
+            if now >= limit:
+                outbox.taken = always
+            if self._stopping or outbox.taken(outbox.sent):
+                self._make_ready(outbox)
+            else:
+                self._held.append((limit, outbox))
 
     def _make_ready(self, outbox: Outbox) -> None:
         outbox.state = _State.READY
@@ -177,6 +220,8 @@ class Responder:
         waits = [self._timed[0][0] - now] if self._timed else []
         if self._ready:
             waits.append(self._budget.rest(now))
+        if self._held:
+            waits.append(TAKEN_POLL)
         return min(waits) if waits else None
 
     def _send(self, outbox: Outbox) -> None:
@@ -191,6 +236,7 @@ class Responder:
         except Exception:
             _log.exception("a response could not be sent")
         with self._changed:
+            outbox.sent += 1
             outbox.state = _State.CLOSED if final else _State.IDLE
             now = self._clock()
             self._budget.spend(started, self._work() - worked, outbox.relay)

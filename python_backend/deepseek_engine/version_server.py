@@ -11,7 +11,7 @@ from typing import Any
 
 from piccard_contract.claims import ClaimsCheck
 from piccard_contract.errors import ErrorCode, RequestError
-from piccard_contract.request import GenerateRequest, parse_request
+from piccard_contract.request import Attempt, GenerateRequest, parse_request
 from piccard_contract.response import Choice, Response, response_outputs
 
 from deepseek_engine.callers import Callers
@@ -21,7 +21,7 @@ from deepseek_engine.flights import Flight, Flights, Reply
 from deepseek_engine.generation import Generation
 from deepseek_engine.prompt import Prompt, PromptReader
 from deepseek_engine.request import EngineOutput, EngineStats
-from deepseek_engine.responder import Responder
+from deepseek_engine.responder import Responder, Taken, always
 from deepseek_engine.tenants import Tenants
 from deepseek_engine.version import OpenVersion
 
@@ -159,6 +159,7 @@ class VersionServer:
             hold=not request.stream,
             interval=request.extensions.coalesce_ms / 1000,
             relay=RELAY_ROUTER if attempt else RELAY_DIRECT,
+            taken=self._taken(attempt),
         )
         if not self._flights.add(flight):
             outbox.fail(_cancelled("by its token"))
@@ -193,6 +194,13 @@ class VersionServer:
                 self._loop.abort(generation.id, failure_of(failure))
         finally:
             self._sending = None
+
+    def _taken(self, attempt: Attempt | None) -> Taken:
+        """Tells whether what was sent of an attempt has been taken."""
+        callers = self._callers
+        if attempt is None or callers is None:
+            return always
+        return lambda sent: callers.took(attempt, sent)
 
     def _orphaned(self, flight: Flight) -> bool:
         """Whether the router that waits for a flight has died."""

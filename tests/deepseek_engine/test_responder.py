@@ -1,7 +1,7 @@
 import threading
 
 from deepseek_engine.request import EngineOutput
-from deepseek_engine.responder import Outbox, Responder
+from deepseek_engine.responder import TAKEN_LIMIT, Outbox, Responder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from piccard_contract.errors import ErrorCode, RequestError
@@ -214,6 +214,82 @@ def test_threads_that_produce_while_it_sends_lose_nothing(producers: int, count:
     expected = "".join(f"{number}," for number in range(count))
     assert ["".join(sender.texts) for sender in senders] == [expected] * producers
     assert [sum(sender.finals) for sender in senders] == [1] * producers
+
+
+class Consumer:
+    """Takes responses when it is told to, and says how many it took."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def taken(self, sent: int) -> bool:
+        return self.count >= sent
+
+
+def test_nothing_follows_a_response_that_was_not_taken() -> None:
+    responder, sender, consumer = Responder(), Sender(), Consumer()
+    outbox = responder.outbox(sender, taken=consumer.taken)
+    for text in "abc":
+        outbox.put([output(text)], last=False)
+        drain(responder)
+    assert sender.texts == ["a"]
+    consumer.count = 1
+    drain(responder)
+    assert sender.texts == ["a", "bc"]
+    # The last one waits too.
+    outbox.put([output("d")], last=True)
+    drain(responder)
+    assert sender.texts == ["a", "bc"]
+    consumer.count = 2
+    drain(responder)
+    assert sender.texts == ["a", "bc", "d"]
+    assert sender.finals == [False, False, True]
+
+
+def test_one_who_takes_nothing_holds_nobody_else() -> None:
+    responder, slow, quick = Responder(), Sender(), Sender()
+    held = responder.outbox(slow, taken=Consumer().taken)
+    free = responder.outbox(quick)
+    for text in "abc":
+        held.put([output(text)], last=False)
+        free.put([output(text)], last=False)
+        drain(responder)
+    assert slow.texts == ["a"]
+    assert quick.texts == ["a", "b", "c"]
+
+
+def test_one_who_takes_nothing_is_not_waited_for_for_ever() -> None:
+    clock, sender = Clock(), Sender()
+    responder = Responder(clock)
+    outbox = responder.outbox(sender, taken=Consumer().taken)
+    for text in "abc":
+        outbox.put([output(text)], last=text == "c")
+        drain(responder)
+    clock.now += TAKEN_LIMIT
+    drain(responder)
+    assert sender.texts == ["a", "bc"]
+
+
+def test_the_thread_looks_again_at_what_was_not_taken() -> None:
+    responder, sender, consumer = Responder(), Sender(), Consumer()
+    responder.start()
+    outbox = responder.outbox(sender, taken=consumer.taken)
+    for text in "abc":
+        outbox.put([output(text)], last=text == "c")
+    consumer.count = 1
+    assert sender.ended.wait(60)
+    responder.stop()
+    assert "".join(sender.texts) == "abc"
+
+
+def test_stop_waits_for_no_consumer() -> None:
+    responder, sender = Responder(), Sender()
+    outbox = responder.outbox(sender, taken=Consumer().taken)
+    outbox.put([output("a")], last=False)
+    responder.start()
+    outbox.put([output("b")], last=True)
+    responder.stop(60)
+    assert "".join(sender.texts) == "ab"
 
 
 def test_stop_sends_what_is_ready() -> None:
