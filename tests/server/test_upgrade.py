@@ -1,6 +1,5 @@
 """Upgrades on a real server: changed engine code runs beside the old, and routers go over to new code under load."""
 
-import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -9,12 +8,14 @@ from typing import Any
 import pytest
 from entry_points import ENTRY_POINTS, Answer
 from installation import Installation, InstalledServer
-from piccard_contract.home import Service
 from piccard_server import wait_for
 from running_stream import RunningStream
 from triton_calls import grpc_stream
 
+pytestmark = pytest.mark.timeout(900)
+
 TOKENS = 4
+STEPS = ("router", "router_unary", "admission")
 
 # A router's answers tell that it runs this code.
 ROUTER_MARK = """
@@ -115,7 +116,8 @@ def total(answer: Answer) -> float:
 
 def test_a_version_of_changed_engine_code_is_compared_with_the_old(server: InstalledServer) -> None:
     old = publish(server, "v1.2.0")
-    before = status(server)["installed_code"]["engine"]
+    found = status(server)
+    first, before = found["by_number"][1]["code"], found["installed_code"]["engine"]
     # What a scripted version says of every token.
     server.installation.change(
         "deepseek_engine/scripted/performance.py", lambda text: text.replace("LOGPROB = -0.25", "LOGPROB = -0.5")
@@ -126,8 +128,8 @@ def test_a_version_of_changed_engine_code_is_compared_with_the_old(server: Insta
     installed = found["installed_code"]["engine"]
     versions = found["by_number"]
     assert installed != before
-    assert [versions[n]["code"] for n in (1, old, new)] == [before, before, installed]
-    assert [versions[n]["published_code"] for n in (1, old, new)] == [before, before, installed]
+    assert [versions[n]["code"] for n in (1, old, new)] == [first, before, installed]
+    assert [versions[n]["published_code"] for n in (1, old, new)] == [first, before, installed]
     assert [versions[n]["linked"] for n in (1, old, new)] == [True, False, False]
     # Version 1 would run the new code after its next start, whoever starts it.
     assert installed[:12] in versions[1]["drift"]
@@ -216,8 +218,7 @@ def endless(server: InstalledServer) -> RunningStream:
 def cancel(server: InstalledServer, stream: RunningStream) -> None:
     """End an endless stream by its token, through whatever routers there are now."""
     token = stream.responses[0]["cancel_token"][0]
-    answer = grpc_stream(server.grpc, server.service.ensemble, text_input="", extensions={"cancel": token})
-    assert json.loads(answer[-1]["details"][0])["cancelled"]
+    grpc_stream(server.grpc, server.service.ensemble, text_input="", extensions={"cancel": token})
     stream.wait()
     assert "[CANCELLED" in str(stream.error)
 
@@ -231,8 +232,33 @@ def marks(server: InstalledServer) -> set[str | None]:
     return {ask(server, entry).details.get("router") for entry in ("grpc_stream", "grpc_unary")}
 
 
-def test_routers_and_admission_go_over_to_new_code_under_load(server: InstalledServer) -> None:
-    service: Service = server.service
+def check_roll(server: InstalledServer, mark: str) -> None:
+    """Install routers that say `mark` and roll over to them: neither requests nor a stream that runs notice."""
+    places = server.control().ready_versions(server.service.router)
+    folder = 1 if places == [2] else 2
+    release(server, mark)
+    stream = endless(server)
+    load = Load(server)
+    load.more(8)
+    outcome = json.loads(server.piccard("roll", "--wait=60", "--json").stdout)
+    assert {name: place["folder"] for name, place in outcome["after"].items()} == dict.fromkeys(STEPS, folder)
+    load.more(16)
+    assert marks(server) == {mark}
+    count = len(stream.token_ids)
+    wait_for(lambda: len(stream.token_ids) > count, 60, "more tokens through the old router")
+    load.stop()
+    assert load.failures == []
+    cancel(server, stream)
+
+    found = status(server)
+    running = [found["processes"][f"{name}.2" if folder == 2 else name] for name in STEPS]
+    assert {process["code"] for process in running} == {found["installed_code"]["ensemble"]}
+    assert {process["drift"] for process in running} == {""}
+    assert not any(found["server"]["revivals"].values()), found["server"]["revivals"]
+
+
+def test_routers_and_versions_of_two_releases_serve_together(server: InstalledServer) -> None:
+    before = marks(server)
     snapshot = publish(server, "v2.0.0")
     # A later release: more in what a router says to a version, and in what a version answers.
     server.installation.change(
@@ -241,50 +267,32 @@ def test_routers_and_admission_go_over_to_new_code_under_load(server: InstalledS
     )
     server.installation.append("piccard_contract/response.py", LATER_DETAILS)
     server.installation.append("piccard_canary/attempt.py", LATER_ATTEMPT)
-    release(server, "later")
     newer = publish(server, "v2.1.0")
     # Routers of the release before call a version of the later one.
     answer = ask(server, version=newer)
     assert (answer.code, answer.version, answer.details["release"]) == ("OK", newer, "later")
-    assert marks(server) == {None}
+    assert marks(server) == before
     assert "`piccard roll`" in server.piccard("status").stdout
 
-    streams = [endless(server)]
-    load = Load(server)
-    load.more(8)
-    for mark, folder in (("later", 2), ("latest", 1)):
-        if mark != "later":
-            release(server, mark)
-            # The twin of the roll before ends with the stream that it carries.
-            refused = server.piccard("roll", "--wait=0", check=False)
-            assert "has requests yet" in refused.stderr
-            cancel(server, streams.pop(0))
-            streams.append(endless(server))
-        outcome = json.loads(server.piccard("roll", "--wait=60", "--json").stdout)
-        assert {name: place["folder"] for name, place in outcome["after"].items()} == dict.fromkeys(
-            ("router", "router_unary", "admission"), folder
-        )
-        count = len(streams[0].token_ids)
-        load.more(16)
-        assert marks(server) == {mark}
-        # The stream of the old router goes on.
-        wait_for(lambda count=count: len(streams[0].token_ids) > count, 60, "more tokens")  # type: ignore[misc]
-        owners = [f"{name}.2" if folder == 2 else name for name in ("router", "router_unary", "admission")]
-        found = status(server)
-        assert {found["processes"][owner]["code"] for owner in owners} == {found["installed_code"]["ensemble"]}
-        assert all(found["processes"][owner]["drift"] == "" for owner in owners)
-        # Snapshots of both releases serve under it, and so do the linked versions of the release before.
-        for version in (1, snapshot, newer):
-            answer = ask(server, version=version)
-            assert (answer.code, answer.version) == ("OK", version), answer.error_text
-    load.more(8)
-    load.stop()
-    cancel(server, streams.pop())
+    check_roll(server, "later")
 
-    assert load.failures == []
-    assert len(load.answers) >= 40
+    # Snapshots of both releases serve under routers of the later one, and so does a linked version of the one before.
+    for version in (1, snapshot, newer):
+        answer = ask(server, version=version)
+        assert (answer.code, answer.version) == ("OK", version), answer.error_text
+
+
+def test_a_roll_waits_for_the_one_before_and_goes_back(server: InstalledServer) -> None:
+    stream = endless(server)
+    server.piccard("roll", "router")
+    refused = server.piccard("roll", "router", "--wait=0", check=False)
+    assert refused.returncode == 1
+    assert "has requests yet" in refused.stderr
+    cancel(server, stream)
+    server.piccard("roll", "router_unary", "admission", "--wait=60")
+
+    check_roll(server, "latest")
+
     assert not json.loads(server.piccard("roll", "--json").stdout)["changed"]
-    for model in itertools.islice(service.models, 1, 4):
-        assert server.control().ready_versions(model) == [1]
-    revivals = status(server)["server"]["revivals"]
-    assert not any(revivals.values()), revivals
+    for model in (server.service.router, server.service.router_unary, server.service.admission):
+        assert len(server.control().ready_versions(model)) == 1
