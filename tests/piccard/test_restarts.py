@@ -1,10 +1,14 @@
 """A server that ends by itself is started again, with growing pauses, until that is no use."""
 
+import errno
+import io
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 from piccard.errors import OperationError
-from piccard.restarts import GOOD_RUN, LIMIT, run_again
+from piccard.restarts import GOOD_RUN, LIMIT, end_signals, run_again
+from piccard.supervisor import print_line
 
 
 class Lives:
@@ -78,3 +82,23 @@ def test_a_signal_in_the_pause_ends_it() -> None:
     lives = Lives((5.0, 1))
 
     assert lives.again(pause=lambda _: True) == 0
+
+
+def test_a_terminal_that_closes_ends_it_unless_it_was_started_with_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert end_signals() == [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert end_signals() == [signal.SIGINT, signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_is_gone_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("sys.stdout", Gone())
+    print_line("ending")
+    print_line("ended")

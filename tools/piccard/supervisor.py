@@ -255,13 +255,17 @@ class Supervisor:
     def _ready(self) -> Health:
         if self._watch is None:
             return False, {"ready": False, "reason": "the server is starting"}
-        services = list(self._services)
-        answers = {service.name: self._readiness.of(service, READY_TIMEOUT) for service in services}
         given_up = self._watch.given_up()
-        lacks = [name for service in services for name in _needed(service) if name in given_up]
-        ready = all(good for good, _ in answers.values()) and not lacks and not self._ending.is_set()
+        answers = {service.name: self._ready_of(service, given_up) for service in list(self._services)}
+        ready = all(good for good, _ in answers.values()) and not self._ending.is_set()
         body = {"ready": ready, "services": {name: body for name, (_, body) in answers.items()}, "given_up": given_up}
         return ready, body
+
+    def _ready_of(self, service: Service, given_up: dict[str, str]) -> Health:
+        lacks = [name for name in _needed(service) if name in given_up]
+        if lacks:
+            return False, {"ready": False, "reason": f"{', '.join(lacks)} is given up"}
+        return self._readiness.of(service, READY_TIMEOUT)
 
     def _publish(self) -> None:
         waiting = self._watch.waiting() if self._watch else {}
@@ -337,9 +341,9 @@ def _tail(path: Path, count: int) -> list[str]:
 
 
 def print_line(line: str) -> None:
-    """Print a line at once, also into a pipe; nobody listening is no reason to end a server."""
+    """Print a line at once, also into a pipe; that nobody listens, or a terminal is gone, is no reason to fail."""
     try:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
-    except (BrokenPipeError, ValueError):
+    except (OSError, ValueError):
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
