@@ -7,6 +7,7 @@ Nothing here knows numpy or Triton: tensors are lists of plain values, converted
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,12 +44,21 @@ FORWARDED_HEADERS = ("x-canary", "x-request-id", "x-session-id", "x-user", "trac
 # Levels of nesting in JSON; pydantic serialises no more than some 255.
 MAX_JSON_DEPTH = 64
 
+# Values of one JSON text, those within others included: each takes many times its bytes when it is read.
+MAX_JSON_VALUES = 20_000
+MAX_CHAT_VALUES = 200_000
+
 # Characters of a request id; it is noted in the request log.
 MAX_ID_LENGTH = 256
 
 # JSON keys and parameters beside the sampling parameters.
 PIN_PARAMETER = "version"
 USER_PARAMETER = "user"
+# Of Triton's vLLM backend; refused, since no version has adapters.
+ADAPTER_PARAMETER = "lora_name"
+
+# Strings of a JSON text, found without ever going back.
+_TEXTS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 _RETURN_FLAGS = {
     "return_finish_reason": "finish_reason",
@@ -239,10 +249,26 @@ def request_inputs(request: GenerateRequest) -> dict[str, list[Any]]:
     return inputs
 
 
+def check_tensor_bytes(sizes: Mapping[str, int]) -> None:
+    """Refuse tensors that are too large, before they are made lists of Python's values, which take many times as much.
+
+    Args:
+        sizes: tensor name -> bytes of its elements, where those of BYTES count as eight each.
+
+    Raises:
+        RequestError: REQUEST_TOO_LARGE.
+    """
+    _check_bytes(sum(sizes.values()))
+
+
 def _check_size(inputs: Mapping[str, Sequence[Any]], parameters: Mapping[str, Any]) -> None:
     size = sum(len(value) for values in inputs.values() for value in values if isinstance(value, (bytes, str)))
     size += sum(8 * len(inputs[name]) for name in ("input_ids", "output_ids") if name in inputs)
     size += sum(len(str(value)) for value in parameters.values())
+    _check_bytes(size)
+
+
+def _check_bytes(size: int) -> None:
     if size > MAX_REQUEST_BYTES:
         raise RequestError(
             ErrorCode.REQUEST_TOO_LARGE, f"the request has {size} bytes, the limit is {MAX_REQUEST_BYTES}; shorten it"
@@ -273,11 +299,14 @@ def _flag(inputs: Mapping[str, Sequence[Any]], name: str, *, default: bool) -> b
     return bool(values[0])
 
 
-def _json(inputs: Mapping[str, Sequence[Any]], name: str) -> Any:
-    """The parsed JSON of a tensor, or None where it was left out or is empty."""
+def _json(inputs: Mapping[str, Sequence[Any]], name: str, most: int = MAX_JSON_VALUES) -> Any:
+    """The parsed JSON of a tensor, of at most so many values, or None where it was left out or is empty."""
     text = _string(inputs, name)
     if text is None or not text.strip():
         return None
+    # Every value but the first has a comma, bracket or brace before it.
+    if _openings(text) > most and _openings(_TEXTS.sub("", text)) > most:
+        raise RequestError(ErrorCode.REQUEST_TOO_LARGE, f"{name} has more than {most} values; send fewer")
     try:
         value = json.loads(text, parse_constant=_no_constant)
         # Lone surrogates parse as JSON and cannot be written as UTF-8 afterwards.
@@ -289,6 +318,10 @@ def _json(inputs: Mapping[str, Sequence[Any]], name: str) -> Any:
     if _deeper(value, MAX_JSON_DEPTH):
         raise RequestError(ErrorCode.INVALID_JSON, f"{name} is nested more than {MAX_JSON_DEPTH} levels deep")
     return value
+
+
+def _openings(text: str) -> int:
+    return sum(map(text.count, ",[{"))
 
 
 def _no_constant(name: str) -> None:
@@ -331,7 +364,7 @@ def _prompt(inputs: Mapping[str, Sequence[Any]]) -> tuple[str | None, list[dict[
         return _string(inputs, "text_input"), None, None
     if given == ["input_ids"]:
         return None, None, _ids(inputs, "input_ids")
-    messages = _json(inputs, "messages")
+    messages = _json(inputs, "messages", MAX_CHAT_VALUES)
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise RequestError(ErrorCode.INVALID_JSON, "messages must be a JSON list of objects with role and content")
     if not messages:
@@ -386,10 +419,13 @@ def _sampling(
             raise RequestError(
                 ErrorCode.INVALID_VALUE, f"{name} was sent in sampling_parameters and beside it; send it once"
             )
+        if name not in SamplingParams.model_fields and name != ADAPTER_PARAMETER:
+            # Of thousands the first is told, and no list of them all is made.
+            raise _unknown(name, SamplingParams)
         named[name] = setting
-    if named.get("lora_name") is not None:
+    if named.get(ADAPTER_PARAMETER) is not None:
         raise RequestError(ErrorCode.UNSUPPORTED, "lora_name: no version has adapters; leave it out")
-    named.pop("lora_name", None)
+    named.pop(ADAPTER_PARAMETER, None)
     # A JSON null is a parameter left out, but for those where None has a meaning of its own.
     named = {name: item for name, item in named.items() if item is not None or name == "max_tokens"}
     for name, item in named.items():
@@ -412,10 +448,14 @@ def _refusal(error: ValidationError, where: str, model: type[BaseModel]) -> Requ
     first = error.errors(include_url=False, include_context=False)[0]
     prefix = f"{where}." if where else ""
     if first["type"] == "extra_forbidden":
-        name = ".".join(str(part) for part in first["loc"])
-        hint = closest(name, model.model_fields)
-        return RequestError(ErrorCode.UNKNOWN_PARAMETER, f"{prefix}{name} is not a parameter of this service.{hint}")
+        return _unknown(".".join(str(part) for part in first["loc"]), model, prefix)
     return RequestError(ErrorCode.INVALID_VALUE, prefix + explain(error))
+
+
+def _unknown(name: str, model: type[BaseModel], prefix: str = "") -> RequestError:
+    shown = name[:MAX_ID_LENGTH]
+    hint = closest(shown, model.model_fields)
+    return RequestError(ErrorCode.UNKNOWN_PARAMETER, f"{prefix}{shown} is not a parameter of this service.{hint}")
 
 
 def _header(folded: Mapping[str, Any], name: str) -> str | None:

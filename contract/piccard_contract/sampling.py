@@ -6,6 +6,10 @@ from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, field_validator,
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+# Characters of one stop string: each is a node of an automaton, which is built for the request that brings it.
+MAX_STOP_LENGTH = 1024
+# Entries of logit_bias and of stop_token_ids; OpenAI's API takes some hundred.
+MAX_TOKEN_ENTRIES = 4096
 MAX_CHOICES = 16
 
 TokenId = Annotated[int, Field(ge=0)]
@@ -25,15 +29,15 @@ class SamplingParams(BaseModel):
         frequency_penalty: the same, times how often.
         repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output.
         seed: with it the text is the same whatever else runs; -1 means none.
-        stop: strings that end the text, at most 16; one string may be sent without a list.
-        stop_token_ids: tokens that end the text.
+        stop: strings that end the text, at most 16 of 1024 characters; one string may be sent without a list.
+        stop_token_ids: tokens that end the text, at most 4096.
         include_stop_str_in_output: keep the stop string in the text.
         ignore_eos: go on after the end-of-sequence token.
         logprobs: how many of the most likely tokens are told at each position, beside the chosen one.
         prompt_logprobs: the same for the prompt's positions.
         max_tokens: tokens generated at most; null means up to the context's end.
         min_tokens: end-of-sequence and stop tokens are masked until then.
-        logit_bias: added to the logits of token ids, each clamped to [-100, 100].
+        logit_bias: added to the logits of token ids, each clamped to [-100, 100]; at most 4096.
         skip_special_tokens: leave special tokens out of the text.
         spaces_between_special_tokens: accepted for vLLM's sake; fast tokenizers have no such spaces to leave out.
         detokenize: without it only token_ids come.
@@ -51,14 +55,14 @@ class SamplingParams(BaseModel):
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stop: list[str] = Field(default_factory=list, max_length=MAX_STOP_STRINGS)
-    stop_token_ids: list[TokenId] = Field(default_factory=list)
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_TOKEN_ENTRIES)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     max_tokens: int | None = Field(default=16, ge=1)
     min_tokens: int = Field(default=0, ge=0)
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    logit_bias: dict[TokenId, Bias] = Field(default_factory=dict)
+    logit_bias: dict[TokenId, Bias] = Field(default_factory=dict, max_length=MAX_TOKEN_ENTRIES)
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
@@ -75,6 +79,8 @@ class SamplingParams(BaseModel):
     def _no_empty_stop(cls, value: list[str]) -> list[str]:
         if "" in value:
             raise ValueError("an empty stop string would end every text at once; leave it out")
+        if max(map(len, value), default=0) > MAX_STOP_LENGTH:
+            raise ValueError(f"a stop string has at most {MAX_STOP_LENGTH} characters; shorten it")
         return value
 
     @field_validator("stop_token_ids", "logit_bias", mode="before")

@@ -6,7 +6,7 @@ from typing import Any
 from piccard_contract.claims import ClaimsCheck
 from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.policy import Policy
-from piccard_contract.request import GenerateRequest, parse_request
+from piccard_contract.request import GenerateRequest, check_tensor_bytes, parse_request
 
 from piccard_canary.counters import Counters
 
@@ -22,6 +22,14 @@ class Admission:
         self._policy = policy
         self._claims = claims
         self._counters = counters
+
+    def measure(self, sizes: Mapping[str, int]) -> None:
+        """Refuse tensors that are too large to be looked into: tensor name -> bytes. Raises RequestError, counted."""
+        try:
+            check_tensor_bytes(sizes)
+        except RequestError as error:
+            self._counters.count("piccard_refusals_total", code=error.code.value)
+            raise
 
     def admit(self, inputs: Mapping[str, Sequence[Any]], parameters: Mapping[str, Any], request_id: str) -> str:
         """The admitted request as JSON of `GenerateRequest`.

@@ -103,7 +103,9 @@ class AdmissionModel:
 
     def _answer(self, request: Any) -> Any:
         try:
-            inputs = {tensor.name(): to_values(tensor.as_numpy()) for tensor in request.inputs()}
+            arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+            self._admission.measure({name: array.nbytes for name, array in arrays.items()})
+            inputs = {name: to_values(array) for name, array in arrays.items()}
             parameters = json.loads(request.parameters() or "{}")
             admitted = self._admission.admit(inputs, parameters, request.request_id() or uuid.uuid4().hex)
             return pb_utils.InferenceResponse(output_tensors=[_tensor(ADMITTED, [admitted])])

@@ -17,6 +17,7 @@ from piccard_contract.inherited_sockets import close_inherited_sockets
 from piccard_contract.live_state import LiveState
 from piccard_contract.process_lock import ProcessLock
 from piccard_contract.reports import VersionReport
+from piccard_contract.request import check_tensor_bytes
 from piccard_contract.tensors import DATATYPES, OUTPUT_SPECS
 
 from deepseek_engine.callers import Callers
@@ -178,7 +179,9 @@ class VersionModel:
 
 def _inputs(request: Any) -> dict[str, list[Any]]:
     """The request's tensors as flat lists of plain values; copies, since the request is freed after execute."""
-    return {tensor.name(): tensor.as_numpy().reshape(-1).tolist() for tensor in request.inputs()}
+    arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    check_tensor_bytes({name: array.nbytes for name, array in arrays.items()})
+    return {name: array.reshape(-1).tolist() for name, array in arrays.items()}
 
 
 def _parameters(request: Any) -> dict[str, Any]:

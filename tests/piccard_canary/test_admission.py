@@ -77,3 +77,15 @@ def test_a_defect_is_counted_too(tmp_path: Path) -> None:
         desk.admission.admit({"text_input": None}, None, "made")  # type: ignore[arg-type,dict-item]
 
     assert [labels["code"] for name, labels, _ in desk.counters.samples()] == ["INTERNAL"]
+
+
+def test_what_is_too_large_is_refused_by_its_size_and_counted(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.admission.measure({"input_ids": 8})
+    with pytest.raises(RequestError, match="REQUEST_TOO_LARGE"):
+        desk.admission.measure({"input_ids": 2**30})
+    assert (
+        "piccard_refusals_total",
+        {"service": "deepseek", "code": "REQUEST_TOO_LARGE"},
+        1.0,
+    ) in desk.counters.samples()

@@ -74,7 +74,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             where = f"the {name} chat template, line {error.lineno}"
             raise TokenizerError(f"{where}: {error.message}; mend or remove the template") from error
-        except (TemplateError, RecursionError, OverflowError, MemoryError) as error:
+        except (TemplateError, SyntaxError, RecursionError, OverflowError, MemoryError) as error:
             raise TokenizerError(f"the {name} chat template does not compile: {error}; mend or remove it") from error
 
     def _choose(self, variables: Mapping[str, Any]) -> Template:
@@ -104,6 +104,6 @@ class ChatTemplate:
         except Exception as error:
             raise RequestError(
                 ErrorCode.INVALID_VALUE,
-                f"The chat template cannot render these messages ({type(error).__name__}: {error}); "
+                f"The chat template cannot render these messages ({type(error).__name__}: {str(error)[:200]}); "
                 "check their roles, contents and the template's variables.",
             ) from error

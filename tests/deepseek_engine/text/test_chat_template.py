@@ -1,9 +1,11 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deepseek_engine.text import ChatTemplate, Tokenizer
+from deepseek_engine.text.errors import TokenizerError
 from hypothesis import given
 from hypothesis import strategies as st
 from piccard_contract.errors import ErrorCode, RequestError
@@ -244,21 +246,108 @@ MALICIOUS = [
     "{{ '%9999999999d' % 1 }}",
     "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
     "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    # Filters and methods that pad, repeat or join.
+    "{{ 'x' | center(10000000000) }}",
+    "{{ (('x' * 999 + '\n') * 99) | indent(1000000) }}",
+    "{{ ('x\n' * 999999) | indent('y' * 999999) }}",
+    "{{ ('x' * 9999999) | replace('x', 'y' * 9999999) }}",
+    "{{ ('x' * 9999999).replace('x', 'y' * 9999999) }}",
+    "{{ ('x' * 9999999).replace('', 'y' * 9999999) }}",
+    "{{ (['x' * 9999999] * 999999) | join('y' * 9999999) }}",
+    "{{ ('y' * 9999999).join(['x'] * 999999) }}",
+    "{{ range(99999) | map('center', 999999) | join }}",
+    "{{ range(99999) | map('string') | map('center', 999999) | list }}",
+    "{{ ('\t' * 999999).expandtabs(999999) }}",
+    "{{ ('x' * 999999).translate({120: 'y' * 999999}) }}",
+    "{{ '%99999999d' | format(1) }}",
+    "{{ '%*d' % (99999999, 1) }}",
+    "{{ '%(a)99999999d' % {'a': 1} }}",
+    "{{ '{:>99999999}'.format(1) }}",
+    "{{ '{:{w}}'.format(1, w='99999999') }}",
+    "{{ ('{0}' * 99999).format('x' * 9999999) }}",
+    "{{ ('%s' * 99999) % (('x' * 9999999,) * 99999) }}",
+    "{{ strftime_now('%9999999999Y') }}",
+    "{{ messages | tojson(indent=9999999) }}",
+    "{{ range(99999) | map('string') | map('list') | sum(start=[]) }}",
+    "{{ range(99999) | batch(9999999999, 'x') | list }}",
+    "{{ [1] | slice(9999999999) | list }}",
+    # Values that are small and endless: each list holds the last one twice.
+    "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + [ns.x] %}{% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x={}) %}{% for i in range(99) %}{% set ns.x = {1: ns.x, 2: ns.x} %}{% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}",
+    # A little more each time, kept or not.
+    "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = ns.x + ['x' * 9999999 ~ i] %}{% endfor %}",
+    "{% set s = 'x' * 9999999 %}{% for i in range(9999) %}{% set y = s[1:] %}{% endfor %}",
+    "{% set s = 'x' * 9999999 %}{% for i in range(9999) %}{{ s }}{% endfor %}",
+    "{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}",
+    "{% set y %}{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}{% endset %}",
+    "{% set s = 'x' * 9999999 %}{{ " + " ~ ".join(["s"] * 99) + " }}",
+    "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}",
 ]
 
 
 @pytest.mark.parametrize("source", MALICIOUS)
-def test_malicious_templates_end_in_an_error(source: str) -> None:
+def test_malicious_templates_end_in_an_error(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    # Smaller than a service's, so that the tests end soon; what stops them is the same.
+    monkeypatch.setattr("deepseek_engine.text.template_budget.MAX_PASSES", 100_000)
+    monkeypatch.setattr("deepseek_engine.text.template_budget.MAX_BYTES", 2**27)
     with pytest.raises(RequestError, match="what a template may not") as caught:
         render(source)
     assert caught.value.code == ErrorCode.UNSUPPORTED
 
 
-@pytest.mark.parametrize("source", ["{% include '/etc/hostname' %}", "{{ lipsum(n=100000000) }}", "{{ self.x() }}"])
+@pytest.mark.parametrize("source", ["{% include '/etc/hostname' %}", "{{ lipsum(n=9) }}", "{{ self.x() }}"])
 def test_templates_reach_nothing_outside(source: str) -> None:
     with pytest.raises(RequestError) as caught:
         render(source)
     assert caught.value.code == ErrorCode.INVALID_VALUE
+
+
+@pytest.mark.parametrize("name", ["pprint", "urlize", "wordwrap", "xmlattr", "striptags", "random"])
+def test_filters_that_no_chat_needs_are_not_there(name: str) -> None:
+    with pytest.raises(TokenizerError, match=name):
+        ChatTemplate({"default": f"{{{{ messages | {name} }}}}"}, SPECIAL)
+
+
+def test_a_source_that_no_chat_needs_is_refused() -> None:
+    with pytest.raises(TokenizerError, match="mend or remove"):
+        ChatTemplate({"default": "x" * 2**21}, SPECIAL)
+    with pytest.raises(TokenizerError, match="mend or remove"):
+        ChatTemplate({"default": "{{ " + "[" * 9999 + "]" * 9999 + " }}"}, SPECIAL)
+
+
+def test_a_template_runs_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepseek_engine.text.template_budget.MAX_SECONDS", -1.0)
+    with pytest.raises(RequestError, match="it runs for more than"):
+        render("{% for m in messages %}{{ m.content }}{% endfor %}")
+
+
+def test_what_a_template_says_is_not_long() -> None:
+    with pytest.raises(RequestError) as caught:
+        render("{{ raise_exception('x' * 99999) }}")
+    assert len(caught.value.message) < 700
+    with pytest.raises(RequestError, match="refuses these messages: 3"):
+        render("{{ raise_exception(3) }}")
+    with pytest.raises(RequestError) as caught:
+        render("{{ {}['x' * 99999] + 1 }}")
+    assert len(caught.value.message) < 700
+
+
+def test_long_chats_are_within_the_budget(sources: dict[str, str]) -> None:
+    turns = [{"role": ("user", "assistant")[i % 2], "content": "word " * 20} for i in range(9999)]
+    for source in sources.values():
+        assert render(source, turns).count("word") == 9999 * 20
+    accumulated = "{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x ~ m.content %}{% endfor %}"
+    assert len(render(accumulated + "{{ ns.x }}", turns[:999])) == 99900
+
+
+def test_threads_have_budgets_of_their_own() -> None:
+    template = ChatTemplate({"default": "{% for i in range(90000) %}{% endfor %}done"}, SPECIAL)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: template.render(CHAT), range(24))) == ["done"] * 24
 
 
 def test_the_budget_is_that_of_one_rendering() -> None:
