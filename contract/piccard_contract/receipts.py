@@ -1,7 +1,7 @@
 """How far a router has read the answers of its calls, told to the versions through a memory-mapped file.
 
 A version sends a response only when the router has taken the one before. Without that, the router's process can hang
-for ever on server 24.10 (seen, and read in pb_stub.cc and pb_response_iterator.cc, which are the same in 26.07). A thread
+for ever on server 24.10 (seen, and read in pb_stub.cc and pb_response_iterator.cc, as they also are in 26.07). A thread
 that was woken by a response holds the lock of its iterator while it waits for the interpreter's lock. The next response
 of the same call makes the thread that hands out responses wait for that iterator, and it holds the lock of all of them.
 The thread that holds the interpreter's lock waits for that lock as soon as it begins a call, and nobody moves any more.

@@ -17,7 +17,8 @@ class VersionReport(_Report):
     """Section `version-N`.
 
     Attributes:
-        phase: loading until the engine can take requests; failed carries `reason`.
+        phase: loading until the engine can take requests; failed carries `reason`; ending once the server has told the
+            process to end, after its last request.
         started_at: Unix time of the process's start.
         code_hash: of the engine's code that it runs, whatever version.yaml says.
         tokenizer_hash, template_hash: SHA-256; a stream is resumed only between versions where both agree.
@@ -29,7 +30,7 @@ class VersionReport(_Report):
 
     version: int
     label: str = ""
-    phase: Literal["loading", "ready", "failed"] = "loading"
+    phase: Literal["loading", "ready", "failed", "ending"] = "loading"
     reason: str = ""
     progress: float = 0.0
     started_at: float = 0.0

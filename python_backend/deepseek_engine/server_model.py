@@ -114,6 +114,7 @@ class VersionModel:
 
     def finalize(self) -> None:
         """Called after the last request has ended."""
+        self._report.update(phase="ending")
         self._server.stop()
         self._leave()
 

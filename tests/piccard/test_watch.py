@@ -1,5 +1,6 @@
 """What dies is started again by the right calls, with pauses, and given up after too many that were no use."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -212,3 +213,50 @@ def test_a_gauge_that_said_one_says_zero_afterwards() -> None:
     assert counts.samples("deepseek", ["deepseek/router"]) == [(*given_up, 1.0)]
     assert counts.samples("deepseek", []) == [(*given_up, 0.0)]
     assert counts.samples("other", []) == []
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The processes that were killed, each of which is really this one."""
+    pids: list[int] = []
+    monkeypatch.setattr(module.os, "kill", lambda pid, number: pids.append(pid))
+    return pids
+
+
+def drains(scene: Scene, **report: object) -> Callable[[float], None]:
+    """Version 2 drains and tells `report`; returns what lets so many seconds pass."""
+    move(scene.store, 2, VersionState.READY)
+    move(scene.store, 2, VersionState.DRAINING)
+    scene.server.publish("version-2", **report)
+
+    def pass_by(seconds: float) -> None:
+        scene.watch.retire_drained([scene.service])
+        scene.now += seconds
+        scene.watch.retire_drained([scene.service])
+
+    return pass_by
+
+
+def test_a_draining_process_that_the_server_forgot_is_ended(scene: Scene, killed: list[int]) -> None:
+    scene.server.ready.discard((scene.service.llm, 2))
+    pass_by = drains(scene)
+    pass_by(module.DRAIN_QUIET - 1)
+    assert killed == []
+    pass_by(1)
+    assert killed == [os.getpid()]
+
+
+@pytest.mark.parametrize("report", [{"phase": "ending"}, {"running": 1}], ids=["told to end", "has a request"])
+def test_a_draining_process_that_ends_by_itself_is_left_alone(
+    scene: Scene, killed: list[int], report: dict[str, object]
+) -> None:
+    """Killed while it answers the server, it would take the server and every stream along."""
+    scene.server.ready.discard((scene.service.llm, 2))
+    drains(scene, **report)(1000.0)
+    assert killed == []
+
+
+def test_a_draining_process_that_is_not_dropped_yet_is_left_alone(scene: Scene, killed: list[int]) -> None:
+    """`retire` writes the state first, and then may wait until the server has loaded another version."""
+    drains(scene)(1000.0)
+    assert killed == []

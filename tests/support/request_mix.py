@@ -80,7 +80,7 @@ class RequestMix:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def make(self, number: int, *, longest: int = LONGEST) -> ScriptedRequest:
+    def make(self, number: int, *, delay: float) -> ScriptedRequest:
         draw = self._random.random()
         headers: dict[str, str] = {}
         if draw < 0.2:
@@ -89,4 +89,4 @@ class RequestMix:
             headers["x-canary"] = "false"
         elif draw < 0.6:
             headers["x-session-id"] = f"s{self._random.randrange(50)}"
-        return ScriptedRequest(number, self._random.randint(1, longest), headers=headers)
+        return ScriptedRequest(number, self._random.randint(1, LONGEST), headers=headers, delay=delay)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from piccard_contract.home import Service, version_owner
-from piccard_contract.lifecycle import SERVING_STATES, VersionState
+from piccard_contract.lifecycle import SERVING_STATES, ServiceState, VersionState
 from piccard_contract.live_state import LiveState, Section
 from piccard_contract.process_lock import holder_pid, is_held
 
@@ -24,7 +24,7 @@ from piccard.triton_control import TritonControl
 from piccard.version_loading import move, revive_version, roll
 
 # Seconds without a request after which a draining version that the server does not unload is ended.
-DRAIN_QUIET = 5.0
+DRAIN_QUIET = 10.0
 
 # Standing still for less is not worth reading the policy for.
 _SUSPICIOUS = 1.0
@@ -105,6 +105,7 @@ class Watch:
             if not store.exists:
                 continue
             state = store.read()
+            dropped = self._dropped(service, state)
             for number, record in state.versions.items():
                 name = f"{service.name}/{version_owner(number)}"
                 if record.state is VersionState.RETIRED:
@@ -116,8 +117,13 @@ class Watch:
                 if not is_held(service.process_lock(version_owner(number))):
                     move(store, number, VersionState.RETIRED)
                     self._tell(f"{service.name}: version {number} is retired")
-                else:
+                elif number in dropped:
                     self._end_if_quiet(service, number)
+
+    def _dropped(self, service: Service, state: ServiceState) -> set[int]:
+        """The draining versions that the server has let go of."""
+        draining = {number for number, record in state.versions.items() if record.state is VersionState.DRAINING}
+        return draining - set(self._control.ready_versions(service.llm)) if draining else draining
 
     def given_up(self) -> dict[str, str]:
         """Why nobody starts a process any more, by `service/owner`."""
@@ -257,14 +263,19 @@ class Watch:
                 os.kill(section.pid, signal.SIGKILL)
 
     def _end_if_quiet(self, service: Service, version: int) -> None:
-        """End a draining process without requests: the server keeps one whose request was cancelled as it ended."""
+        """End a draining process without requests: the server keeps one whose request was cancelled as it ended.
+
+        One that the server has told to end is left alone, however long it takes: the server waits for its answer, and a
+        process that is killed while it gives it takes the whole server along (server 2.51, lock_exception).
+        """
         key = (service.name, service.llm, version)
         live = LiveState(service.live_state, service.run_folder)
         try:
             section = live.read(version_owner(version))
         finally:
             live.close()
-        if section is None or not section.alive or requests_of(section.data):
+        ends = section is not None and section.data.get("phase") == "ending"
+        if section is None or not section.alive or ends or requests_of(section.data):
             self._quiet_since.pop(key, None)
             return
         since = self._quiet_since.setdefault(key, self._clock())
