@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -296,3 +297,39 @@ def test_a_roll_waits_for_the_one_before_and_goes_back(server: InstalledServer) 
     assert not json.loads(server.piccard("roll", "--json").stdout)["changed"]
     for model in (server.service.router, server.service.router_unary, server.service.admission):
         assert len(server.control().ready_versions(model)) == 1
+
+
+def test_broken_code_is_not_rolled_to(server: InstalledServer) -> None:
+    before = server.control().ready_versions(server.service.router)
+    server.installation.append("piccard_canary/router.py", "raise RuntimeError('a broken release')\n")
+    refused = server.piccard("roll", "router", check=False)
+    assert refused.returncode == 1
+    assert "a broken release" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    # The old router serves on, and so it does after another try.
+    assert server.piccard("roll", "router", check=False).returncode == 1
+    assert server.control().ready_versions(server.service.router) == before
+    assert ask(server).code == "OK"
+
+    server.installation.change(
+        "piccard_canary/router.py", lambda text: text.replace("raise RuntimeError('a broken release')", "# mended")
+    )
+    server.piccard("roll", "router")
+    assert server.control().ready_versions(server.service.router) != before
+    assert ask(server).code == "OK"
+
+
+def test_code_is_tried_from_an_environment_of_its_own(server: InstalledServer, tmp_path: Path) -> None:
+    """Whose command publishes, its packages are the snapshot's; what is installed for the server stays."""
+    other = Installation(tmp_path / "other")
+    other.append("deepseek_engine/scripted/__init__.py", "TRIED = True\n")
+    before = status(server)
+    result = other.run(server.home, "publish", "scripted", "--runner=scripted", "--label=v3.0.0", "--json")
+    number = json.loads(result.stdout)["after"]["version"]
+
+    found = status(server)
+    version = found["by_number"][number]
+    assert version["code"] == version["published_code"]
+    assert version["code"] not in {known["code"] for known in before["versions"]}
+    assert found["installed_code"] == before["installed_code"]
+    assert ask(server, version=number).code == "OK"
