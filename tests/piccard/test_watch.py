@@ -154,6 +154,12 @@ def test_one_that_a_person_started_is_not_given_up_any_more(scene: Scene) -> Non
     scene.server.broken.clear()
     scene.server.set_versions(scene.service, scene.service.llm, {2})
     scene.server.set_versions(scene.service, scene.service.llm, {1, 2})
+    # It may fail yet.
+    scene.server.publish("version-1", phase="loading")
+    for _ in range(5):
+        scene.watch.look([scene.service])
+    assert scene.watch.given_up()
+    scene.server.publish("version-1")
     scene.until(lambda: not scene.watch.given_up())
 
 
@@ -182,11 +188,13 @@ def test_a_version_that_stands_still_is_ended(scene: Scene, monkeypatch: pytest.
     # What admission goes by counts, and it has not published yet: the default is 30 s.
     for beat in range(29):
         scene.now += 1.0
+        scene.server.publish("version-1")
         scene.server.publish("version-2", busy=True, beats=7, beat=beat)
         scene.watch.end_stuck([scene.service])
     assert killed == []
     for beat in range(3):
         scene.now += 1.0
+        scene.server.publish("version-1")
         scene.server.publish("version-2", busy=True, beats=7, beat=beat)
         scene.watch.end_stuck([scene.service])
     assert len(killed) == 1
@@ -203,6 +211,7 @@ def test_a_version_that_loads_may_stand_still(scene: Scene, monkeypatch: pytest.
     scene.server.publish("version-2", phase="loading", busy=True, beats=7)
     for _ in range(100):
         scene.now += 1.0
+        scene.server.publish("version-1")
         scene.watch.end_stuck([scene.service])
 
 

@@ -46,9 +46,9 @@ class FakeProcesses:
     def lives(self, owner: str) -> bool:
         return owner in self._locks
 
-    def publish(self, owner: str, **report: object) -> None:
+    def publish(self, owner: str, *, phase: str = "ready", **report: object) -> None:
         """Have a version publish its section."""
-        self._live.writer(owner).publish({"phase": "ready", **report})
+        self._live.writer(owner).publish({"phase": phase, **report})
 
     def live(self) -> bool:
         return self.answering
@@ -91,6 +91,8 @@ class FakeProcesses:
         lock.acquire()
         self._locks[owner] = lock
         self.ready.add((model, number))
+        if model == self.service.llm:
+            self.publish(owner, phase="ready")
 
     def _drop(self, model: str, number: int) -> None:
         self.ready.discard((model, number))

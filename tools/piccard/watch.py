@@ -151,7 +151,7 @@ class Watch:
                 self._spawn(self._start, place, dead[0])
         elif gone:
             self._spawn(self._examine, place, gone[0])
-        elif held:
+        elif held and (not revival.given_up or _serves(place)):
             revival.alive(now)
 
     def _spawn(self, work: Callable[[Place, int], None], place: Place, number: int) -> None:
@@ -284,6 +284,14 @@ class Watch:
             self._quiet_since.pop(key, None)
             with suppress(ProcessLookupError):
                 os.kill(section.pid, signal.SIGKILL)
+
+
+def _serves(place: Place) -> bool:
+    """Whether a process that lives has come up: that of a version may fail in its load yet."""
+    if not place.is_version:
+        return True
+    ready = (section for section in _sections(place.service) if section.owner == place.name and section.alive)
+    return any(section.data.get("phase") == "ready" for section in ready)
 
 
 def _places_of(services: Iterable[Service]) -> list[Place]:
