@@ -17,6 +17,12 @@ def ask(port: int, path: str) -> tuple[int, Any]:
         return error.code, json.load(error)
 
 
+def test_one_that_was_never_started_is_stopped() -> None:
+    (port,) = free_ports(1)
+    for _ in range(2):
+        HealthServer("127.0.0.1", port, lambda: (True, {}), lambda: (True, {})).stop()
+
+
 def test_answers_and_keeps_them_for_a_while() -> None:
     (port,) = free_ports(1)
     asked: list[int] = []

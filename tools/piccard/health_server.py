@@ -53,8 +53,10 @@ class HealthServer:
         self._thread.start()
 
     def stop(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
+        # A server that never served would be waited for without end.
+        if self._thread.ident is not None:
+            self._server.shutdown()
+            self._thread.join()
         self._server.server_close()
 
 
