@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
+from piccard_contract.capabilities import cancel_of, make_response
 from piccard_contract.claims import ClaimsCheck
 from piccard_contract.code_hash import ENSEMBLE_PACKAGES, own_code_hash
 from piccard_contract.errors import ErrorCode, RequestError, kind_of
@@ -136,6 +137,7 @@ class RouterModel:
         self._process = _Process(args, "router" if decoupled else "router_unary")
         service = self._process.service
         availability = Availability(service, self._process.live_state)
+        self._fleet = lambda: _fleet(service, availability)
         client = self._client = _Versions(
             service.llm, Receipts(receipts_path(service.process_lock(self._process.owner)))
         )
@@ -145,7 +147,7 @@ class RouterModel:
         around = Surroundings(
             name=self._process.owner,
             client=client,
-            fleet=lambda: _fleet(service, availability),
+            fleet=self._fleet,
             loaded=lambda: availability.snapshot().ready,
             cancels=CancelDesk(client, _log_error),
             counters=self._counters,
@@ -179,6 +181,11 @@ class RouterModel:
         self._client.spent.drop_old(0.0)
         gc.collect()
         self._process.end()
+
+    def is_ready(self) -> bool:
+        """Whether the stable version can serve; servers ask from 26.03 on, and call the ensemble ready by it."""
+        fleet = self._fleet()
+        return fleet.stable is not None and fleet.stable in fleet.ready
 
     def _start(self, request: Any) -> None:
         sender = _Client(request.get_response_sender(), frozenset(request.requested_output_names()))
@@ -274,12 +281,17 @@ class _Versions:
         self._llm = llm
         self._receipts = receipts
         self.spent = _Spent()
+        # Calls under way by their cancel token: newer servers cancel a call itself.
+        self._calls: dict[str, Any] = {}
 
     def open(self, version: int, request: GenerateRequest, outputs: frozenset[str]) -> Iterator[_Frame]:
         receipt = self._receipts.open()
         whole = True
         try:
-            for response in self._exec(version, request_inputs(_with_slot(request, receipt.slot)), list(outputs)):
+            asked = request_inputs(_with_slot(request, receipt.slot))
+            attempt = request.extensions.attempt
+            token = attempt.cancel_token if attempt else ""
+            for response in self._exec(version, asked, list(outputs), token):
                 receipt.took()
                 # Nothing comes after an error of the server, and whoever reads it leaves.
                 whole = response.has_error()
@@ -291,6 +303,10 @@ class _Versions:
             receipt.close(whole=whole)
 
     def cancel(self, version: int, token: str) -> bool:
+        # It reaches a call that the server has not handed to the version yet; the version itself goes by the token.
+        stop = cancel_of(self._calls.get(token))
+        if stop is not None:
+            stop()
         asked = RequestExtensions(cancel=token).model_dump_json(exclude_defaults=True)
         cancelled = False
         for response in self._exec(version, {"extensions": [asked]}, ["details"]):
@@ -300,7 +316,7 @@ class _Versions:
                 cancelled = cancelled or bool(json.loads(to_values(tensor.as_numpy())[0]).get("cancelled"))
         return cancelled
 
-    def _exec(self, version: int, inputs: dict[str, list[Any]], outputs: list[str]) -> Iterator[Any]:
+    def _exec(self, version: int, inputs: dict[str, list[Any]], outputs: list[str], token: str = "") -> Iterator[Any]:
         request = pb_utils.InferenceRequest(
             model_name=self._llm,
             model_version=version,
@@ -310,10 +326,13 @@ class _Versions:
         responses: Any = None
         try:
             responses = request.exec(decoupled=True)
+            if token:
+                self._calls[token] = responses
             yield from responses
         except pb_utils.TritonModelException as error:
             raise call_error(str(error), version) from error
         finally:
+            self._calls.pop(token, None)
             self.spent.keep(responses)
 
 
@@ -342,17 +361,20 @@ class _Client:
         assert isinstance(frame, _Frame)
         tensors = [tensor for name, tensor in frame.tensors.items() if name in self._asked]
         # Every tensor costs: what does not change is not said again, but for the version.
+        parameters: dict[str, bool | int | str] = {}
         if stamp.cancel_token != self._told:
             self._told, self._version = stamp.cancel_token, []
+            parameters = _parameters(stamp.version, stamp.reason.value)
             tensors += self._tensors(stamp, "route_reason", "cancel_token")
         self._version = self._version or self._tensors(stamp, "served_version")
         tensors += self._version
-        self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors))
+        self._sender.send(make_response(pb_utils, tensors, parameters))
 
     def send(self, response: Response, *, final: bool) -> None:
         outputs = response_outputs(response, self.returns, final=final)
         tensors = [_tensor(OUTPUT_SPECS[name], values) for name, values in outputs.items() if name in self._asked]
-        self._send(pb_utils.InferenceResponse(output_tensors=tensors), final=final)
+        parameters = _parameters(response.served_version, response.route_reason)
+        self._send(make_response(pb_utils, tensors, parameters), final=final)
         if response.cancel_token != self._told:
             self._told, self._version = response.cancel_token, []
 
@@ -370,6 +392,11 @@ class _Client:
             "cancel_token": stamp.cancel_token,
         }
         return [_tensor(OUTPUT_SPECS[name], [values[name]]) for name in names if name in self._asked]
+
+
+def _parameters(version: int | None, reason: str | None) -> dict[str, bool | int | str]:
+    """What a response tells of its way beside the tensors, to clients that did not ask for those."""
+    return {} if version is None or reason is None else {"served_version": version, "route_reason": reason}
 
 
 class _Series:

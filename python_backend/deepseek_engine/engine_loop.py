@@ -90,6 +90,11 @@ class EngineLoop:
         """The engine's gauges and counters after its last step."""
         return self._stats
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs, so that what is submitted is worked on."""
+        return self._thread.is_alive() and not self._stopping
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from piccard_contract.capabilities import make_response
 from piccard_contract.claims import ClaimsCheck
 from piccard_contract.code_hash import ENGINE_PACKAGES, own_code_hash
 from piccard_contract.home import Service, version_owner
@@ -53,7 +54,7 @@ class TritonReply:
         # The stub drops what was not asked for itself, but without the interpreter's lock: the tensor's array is then
         # freed beside running Python code, which sooner or later kills the process (pb_utils of 24.10).
         tensors = [_tensor(name, outputs[name]) for name in outputs if name in self._asked]
-        response = pb_utils.InferenceResponse(output_tensors=tensors)
+        response = make_response(pb_utils, tensors, _told(outputs))
         if not final:
             self._sender.send(response)
             return
@@ -111,6 +112,10 @@ class VersionModel:
             except BaseException as error:
                 _log.exception("a request could not be taken")
                 self._server.refuse(reply, error)
+
+    def is_ready(self) -> bool:
+        """Whether requests can be served now; servers ask from 26.03 on."""
+        return self._server.alive
 
     def finalize(self) -> None:
         """Called after the last request has ended."""
@@ -176,6 +181,13 @@ class VersionModel:
             "beats": self._pulse.beats,
             "samples": self._metrics.samples(),
         }
+
+
+def _told(outputs: dict[str, list[Any]]) -> dict[str, bool | int | str]:
+    """Parameters of a response that says why it is this version's: that of a direct call. A router makes its own."""
+    if "route_reason" not in outputs:
+        return {}
+    return {name: outputs[name][0] for name in ("served_version", "route_reason")}
 
 
 def _inputs(request: Any) -> dict[str, list[Any]]:

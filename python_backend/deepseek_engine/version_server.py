@@ -105,6 +105,11 @@ class VersionServer:
         return self._loop.stats
 
     @property
+    def alive(self) -> bool:
+        """Whether requests can be served."""
+        return self._loop.alive and not self._stopped.is_set()
+
+    @property
     def bytes_per_token(self) -> float:
         """Of the prompts so far; 4 before the first."""
         return self._text_bytes / self._text_tokens if self._text_tokens else 4.0
