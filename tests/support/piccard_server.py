@@ -170,6 +170,11 @@ class RunningServer:
     def control(self) -> TritonControl:
         return TritonControl(self.grpc, read_secret(admin_key_path(self.home)))
 
+    def problems(self) -> list[dict[str, str]]:
+        """What `piccard doctor` finds, drift apart: who works on the code meanwhile changes what is installed."""
+        told = json.loads(self.piccard("doctor", "--json", check=False).stdout)
+        return [finding for finding in told["after"]["findings"] if finding["trap"] != "drift"]
+
     def piccard(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run the command against this home."""
         return run_piccard(self.home, *arguments, check=check)

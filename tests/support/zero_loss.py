@@ -287,5 +287,4 @@ def disagreements(server: RunningServer) -> list[str]:
     if loaded != state.loaded():
         found.append(f"loaded are {loaded}, the state names {state.loaded()}")
     found += [f"version {n} is {r.state}" for n, r in state.versions.items() if r.state is VersionState.FAILED]
-    doctor = json.loads(server.piccard("doctor", "--json", check=False).stdout)
-    return found + [finding["problem"] for finding in doctor["after"]["findings"]]
+    return found + [finding["problem"] for finding in server.problems()]
