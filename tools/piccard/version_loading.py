@@ -93,7 +93,9 @@ def revive_version(control: TritonControl, service: Service, version: int) -> No
             return
         ready = set(control.ready_versions(service.llm))
         rest = ready - {version}
-        if version in ready and rest:
+        if rest:
+            # Newer servers do not call a dead version ready and have it loaded all the same; where they have not,
+            # naming the rest changes nothing.
             control.set_versions(service, service.llm, rest)
         elif version in ready:
             control.unload(service.llm)
