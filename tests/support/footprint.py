@@ -33,16 +33,21 @@ def footprint(server: RunningServer) -> Footprint:
     taken["shared-memory regions"] = len(shared)
     taken["shared-memory MiB"] = sum(_size(path) for path in shared) / MIB
     service = server.service
+    logs = server.home / "state" / "logs"
+    taken["disk MiB of the logs"] = sum(map(_size, _files(logs))) / MIB
     for name, folder in (
         ("the home", server.home),
         ("staging", server.home / "staging"),
         ("versions", service.llm_folder),
         ("run", service.run_folder),
     ):
-        files = _files(folder)
+        # What logs take is bounded by putting them aside, and grows until then.
+        files = [path for path in _files(folder) if path.parent != logs and path != service.audit_log]
         taken[f"files of {name}"] = len(files)
         taken[f"disk MiB of {name}"] = sum(map(_size, files)) / MIB
     taken["state.json KiB"] = service.state_json.stat().st_size / 1024
+    with server.control() as control:
+        taken["entries of the server's index"] = len(control.index())
     taken["sections of the live state"] = _sections(server)
     taken["lines of /metrics"] = len(server.metrics_text().splitlines())
     return taken

@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 from callers import CALLERS, Call, Caller, Told
+from footprint import Footprint, footprint
 from piccard.operation import operation
 from piccard.publish import Publication, publish
 from piccard.retire import retire
@@ -126,7 +127,7 @@ class Requests:
         call.on_first = cancel
         told = through.call(call)
         if told.error is None or "[CANCELLED" not in told.error:
-            return [f"cancelled request {number} ended with {told.error}, the cancel with {answers}"]
+            return [f"cancelled request {number} ended with {told}, the cancel with {answers}"]
         return []
 
 
@@ -136,6 +137,43 @@ def leave_version(server: RunningServer, call: Call) -> None:
     stream.send(server.service.llm, version="1", stream=True, **call.inputs)
     stream.next(60.0)
     stream.cancel()
+
+
+Samples = list[tuple[int, Footprint]]
+Tell = Callable[[int, Footprint], None]
+
+
+def sampled_cycles(server: RunningServer, count: int, every: int, tell: Tell = lambda at, sample: None) -> Samples:
+    """Publish and retire `count` versions; a sample before and after each `every`."""
+    return _sampled(server, count, every, lambda: publish_and_retire(server), tell)
+
+
+def sampled_requests(server: RunningServer, count: int, every: int, tell: Tell = lambda at, sample: None) -> Samples:
+    """Send `count` requests; a sample before and after each `every`.
+
+    Raises:
+        AssertionError: one that was not cancelled came out wrong.
+    """
+    requests = Requests(server)
+    try:
+        samples = _sampled(server, count // every, 1, lambda: requests.run(every), tell)
+    finally:
+        requests.close()
+    assert not requests.faults, requests.faults[:5]
+    assert requests.cancelled == -(-count // every * every // CANCEL_EVERY)
+    return [(at * every, sample) for at, sample in samples]
+
+
+def _sampled(server: RunningServer, count: int, every: int, use: Callable[[], object], tell: Tell) -> Samples:
+    samples: Samples = []
+    for number in range(count + 1):
+        if number:
+            use()
+        if number % every == 0:
+            settle(server)
+            samples.append((number, footprint(server)))
+            tell(*samples[-1])
+    return samples
 
 
 def settle(server: RunningServer) -> None:
