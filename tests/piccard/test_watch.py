@@ -85,6 +85,13 @@ def test_a_step_is_rolled_to_its_other_folder_and_back(scene: Scene, owner: str)
     assert scene.counts.by_process() == {f"deepseek/{owner}": 2}
 
 
+def test_a_dead_step_is_rolled_also_where_a_newer_server_does_not_call_it_ready(scene: Scene) -> None:
+    scene.dies("router")
+    scene.server.ready.discard((scene.service.router, 1))
+    scene.until(lambda: scene.server.lives("router.2"))
+    scene.until(lambda: scene.server.ready_versions(scene.service.router) == [2])
+
+
 def test_a_roll_that_was_cut_short_is_finished(scene: Scene) -> None:
     service, server = scene.service, scene.server
     server.set_versions(service, service.router, {1, 2})
@@ -171,6 +178,7 @@ def test_a_server_that_is_gone_is_nobodys_failure(scene: Scene) -> None:
         scene.watch.look([scene.service])
         time.sleep(0.005)
     assert scene.watch.given_up() == {}
+    assert scene.counts.by_process() == {}
     assert scene.state_of(2) is VersionState.CANARY
     scene.server.answering = True
     scene.until(lambda: scene.server.lives("version-2"), step=1.0)

@@ -1,10 +1,11 @@
 """What the processes of a service stand for."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from piccard_contract.home import Service, version_owner
+from piccard_contract.process_lock import is_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,24 @@ class Place:
 
     @property
     def number(self) -> int:
-        """Of a version."""
+        """Of a version, or of the first folder."""
         return self.owners[0][0]
+
+    def living(self) -> set[int]:
+        """Folders whose process lives."""
+        return {folder for folder, _ in self.owners if is_held(self.lock(folder))}
+
+    def dead_folder(self, ready: Collection[int]) -> int | None:
+        """Of admission or a router, the folder whose process is dead though the server has it loaded.
+
+        Args:
+            ready: the folders that the server calls ready. Newer servers do not say so of one whose process is dead.
+        """
+        living = self.living()
+        dead = sorted(set(ready) - living)
+        if dead:
+            return dead[0]
+        return None if living else self.owners[0][0]
 
     def lock(self, folder: int) -> Path:
         """The lock that the process of a folder holds while it lives."""

@@ -63,6 +63,11 @@ class Revival:
         """It is being started."""
         self.tries += 1
 
+    def put_off(self, now: float) -> None:
+        """It was not started, for want of something else; the try does not count."""
+        self.tries -= 1
+        self._not_before = now + FIRST_PAUSE
+
     def started(self, now: float) -> None:
         """It was started, and may have died since."""
         self._alive_since = now

@@ -54,7 +54,7 @@ def candidates(op: Operation) -> list[Place]:
 def is_due(op: Operation, place: Place) -> bool:
     """Whether a process is dead that should live. A failed version should where it has a role."""
     if not place.is_version:
-        return dead_folder(_control(op), place) is not None
+        return _dead_folder(_control(op), place) is not None
     state, number = op.store.read(), place.number
     serving = state.versions[number].state in SERVING_STATES
     has_role = number in (state.stable, state.canary, state.previous)
@@ -68,17 +68,15 @@ def start_again(op: Operation, control: TritonControl, place: Place) -> None:
         OperationError: it cannot be started.
     """
     if not place.is_version:
-        roll(control, op.service, place.model, dead=dead_folder(control, place))
+        roll(control, op.service, place.model, dead=_dead_folder(control, place))
     elif _failed(op, place):
         load_version(control, op.service, place.number, op.tell)
     else:
         revive_version(control, op.service, place.number)
 
 
-def dead_folder(control: TritonControl, place: Place) -> int | None:
-    """The folder of admission or a router that the server calls ready and whose process is dead."""
-    ready = control.ready_versions(place.model)
-    return next((number for number in ready if not is_held(place.lock(number))), None)
+def _dead_folder(control: TritonControl, place: Place) -> int | None:
+    return place.dead_folder(control.ready_versions(place.model))
 
 
 def _failed(op: Operation, place: Place) -> bool:

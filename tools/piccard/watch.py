@@ -86,6 +86,8 @@ class Watch:
     def expect(self, services: list[Service]) -> None:
         """Take every version that is to serve for started: another supervisor may have died while it revived one."""
         for place in _places_of(services):
+            if not place.is_version and not place.living():
+                self._seen.add((place.told, place.number))
             if place.is_version:
                 self._seen |= {(place.told, number) for number, _ in place.owners if self._wanted(place, number)}
 
@@ -138,7 +140,7 @@ class Watch:
 
     def _look_at(self, place: Place) -> None:
         now = self._clock()
-        held = {number for number, _ in place.owners if is_held(place.lock(number))}
+        held = place.living()
         self._seen |= {(place.told, number) for number in held}
         if place.told in self._busy:
             return
@@ -183,6 +185,8 @@ class Watch:
         seconds = revival.seconds_left(self._clock()) or 0.0
         when = f" in {seconds:.0f} s" if seconds >= 1 else ""
         self._tell(f"{place.service.name}: the process of {place.name} {what}; starting it again{when}")
+        if revival.due(self._clock()):
+            self._start(place, number)
 
     def _start(self, place: Place, number: int) -> None:
         if self._ending.is_set():
@@ -192,8 +196,6 @@ class Watch:
             return
         revival = self._revival(place.told)
         revival.begin()
-        self._counts.add(place.service.name, place.name, stuck=place.told in self._stuck)
-        self._stuck.discard(place.told)
         try:
             if place.is_version:
                 revive_version(self._control, place.service, number)
@@ -203,16 +205,24 @@ class Watch:
                 self._seen.add((place.told, other))
         except OperationError as error:
             if self._ending.is_set() or not self._control.live():
+                # The server's fault, and not that of what it was to start.
+                revival.put_off(self._clock())
                 return
+            self._count(place)
             revival.failed(self._clock(), str(error))
             if revival.given_up:
                 self._give_up(place, revival.given_up)
             else:
                 self._tell(f"{place.told} could not be started: {error}")
         else:
+            self._count(place)
             revival.started(self._clock())
             self._dead = {(name, folder) for name, folder in self._dead if name != place.told}
             self._tell(f"{place.service.name}: {place.name} is back")
+
+    def _count(self, place: Place) -> None:
+        self._counts.add(place.service.name, place.name, stuck=place.told in self._stuck)
+        self._stuck.discard(place.told)
 
     def _give_up(self, place: Place, reason: str) -> None:
         """Nobody starts it any more; one that is not stable has failed, so that nothing counts on it."""
@@ -238,7 +248,8 @@ class Watch:
     def _wanted(self, place: Place, number: int) -> bool:
         """Whether a process that is gone was not let go on purpose."""
         if not place.is_version:
-            return number in self._control.ready_versions(place.model)
+            # Newer servers do not call a dead process ready.
+            return number in self._control.ready_versions(place.model) or not place.living()
         record = StateStore(place.service).read().versions.get(number)
         return record is not None and record.state in SERVING_STATES
 
