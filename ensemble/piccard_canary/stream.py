@@ -111,6 +111,7 @@ class Stream:
         self._on_token = on_token
         self._on_end = on_end
         self._lock = threading.Lock()
+        self._ended = threading.Event()
         self._progress = Progress()
         self._cancelled_at: float | None = None
         self._record = _Record()
@@ -173,6 +174,8 @@ class Stream:
             if attempt is None or self._around.cancels.ask(attempt.version, attempt.stamp.cancel_token, CANCEL_GRACE):
                 break
             time.sleep(0.02)
+        # A version may say yes with its last token on the way: what the client was told decides.
+        self._ended.wait(CANCEL_GRACE)
         return self._code != "OK"
 
     def fail(self, error: RequestError) -> None:
@@ -406,6 +409,7 @@ class Stream:
         self.done = True
         self.current = None
         self._code = code
+        self._ended.set()
         self._on_end(self)
         seconds = self._around.clock() - self._received
         served = self._record.served

@@ -105,6 +105,20 @@ def test_a_cancel_reaches_the_version(stage: Scene) -> None:
     assert not cancel(stage, token) or stage.versions.cancels[-1] == (2, token)
 
 
+def test_a_cancel_that_meets_the_last_token_says_that_it_came_too_late() -> None:
+    stage = Scene({1: Play(), 2: Play(late_at=2)})
+    client = stage.start(ask(route=RouteKeys(canary="true")))
+    assert stage.versions.hanging.wait(60)
+    token = client.responses[0].cancel_token
+    assert token is not None
+    # The version says yes, and its last responses are on their way already.
+    stage.versions.cancelled = lambda version, sent: stage.versions.over.set() is None
+
+    assert not cancel(stage, token)
+    stage.wait_over(client)
+    assert client.error is None
+
+
 def test_a_cancel_of_a_stuck_version_ends_the_request_too(stage: Scene) -> None:
     client = hanging(stage)
     token = client.responses[0].cancel_token

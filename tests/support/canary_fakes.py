@@ -58,6 +58,7 @@ class Play:
         fail_at: fails with `error` instead of the token of this index.
         raise_at: an exception comes out of the call there.
         hang_at: nothing comes from there on, until the test ends.
+        late_at: the token of this index, and all after it, come once `over` is set.
         end_at: the iterator ends there without a word.
         choices: of each response.
     """
@@ -67,6 +68,7 @@ class Play:
     fail_at: int | None = None
     raise_at: int | None = None
     hang_at: int | None = None
+    late_at: int | None = None
     end_at: int | None = None
     error: ErrorCode = ErrorCode.INTERNAL
     open_error: RequestError | None = None
@@ -107,6 +109,9 @@ class PlayedVersions:
                 raise OSError("the call broke")
             if index == play.end_at:
                 return
+            if index == play.late_at:
+                self.hanging.set()
+                self.over.wait(60)
             if index == play.hang_at:
                 self.hanging.set()
                 self.over.wait()

@@ -17,7 +17,7 @@ from piccard.operation import Operation, operation
 from piccard.promote import promote
 from piccard.repository import configured_versions, stable_target
 from piccard.rollback import rollback
-from piccard.server_start import server_log
+from piccard.server_log import server_log
 from piccard_contract.lifecycle import VersionState
 from piccard_server import RunningServer, wait_for
 from request_mix import RequestMix, ScriptedRequest

@@ -12,18 +12,11 @@ from piccard.keys import admin_key_path, make_secret, read_secret
 from piccard.pin import set_pin
 from piccard.policy_store import load_policy
 from piccard.repository import compile_models
+from piccard.server_log import put_aside, server_log
 from piccard.server_process import ServerProcess
 from piccard.server_settings import ServerSettings, header_pattern, server_arguments
 from piccard.shared_memory import dead_regions, remove_regions, server_prefix
 from piccard.triton_binary import TritonInstall, prepare_backends, server_environment
-
-# Bytes of the server's log above which the next start begins a new one.
-LARGEST_LOG = 64 * 2**20
-
-
-def server_log(home: Path) -> Path:
-    """Where a home's server writes."""
-    return home / "state" / "logs" / "tritonserver.log"
 
 
 def make_server(home: Path, services: list[Service], settings: ServerSettings, install: TritonInstall) -> ServerProcess:
@@ -57,6 +50,5 @@ def make_server(home: Path, services: list[Service], settings: ServerSettings, i
         headers=header_pattern(names),
     )
     log = server_log(home)
-    if log.exists() and log.stat().st_size > LARGEST_LOG:
-        os.replace(log, log.with_suffix(".log.1"))
+    put_aside(log)
     return ServerProcess([str(install.binary), *arguments], server_environment(install), working, log, prefix)

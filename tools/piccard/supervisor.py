@@ -25,9 +25,10 @@ from piccard.prerequisites import problems
 from piccard.readiness import Readiness
 from piccard.restarts import end_signals
 from piccard.revival_counts import RevivalCounts
+from piccard.server_log import put_aside, server_log
 from piccard.server_process import AdoptedServer, Server
 from piccard.server_settings import ServerSettings
-from piccard.server_start import make_server, server_log
+from piccard.server_start import make_server
 from piccard.settle import settle
 from piccard.startup import Startup
 from piccard.state_store import StateStore, services_of
@@ -230,7 +231,8 @@ class Supervisor:
                 watch.end_stuck(self._services)
                 watch.learn(self._services)
                 watch.retire_drained(self._services)
-        except (OperationError, LiveStateError) as error:
+                put_aside(server_log(self.home))
+        except (OperationError, LiveStateError, OSError) as error:
             if str(error) != self._trouble:
                 self._tell(str(error))
             self._trouble = str(error)
