@@ -1,14 +1,21 @@
 """/livez and /readyz of the supervisor: Triton's own health answers 200 for a model whose process is dead."""
 
 import json
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Health = tuple[bool, dict[str, Any]]
+
+# Connections at once, and seconds that one may take to send its request. Whoever comes when there are more takes the
+# place of the oldest, so that none who only holds the line keeps a probe out.
+MOST_CONNECTIONS = 128
+REQUEST_SECONDS = 10.0
 
 
 class HealthServer:
@@ -26,6 +33,8 @@ class HealthServer:
         answers: dict[str, Callable[[], Health]] = {"/livez": live, "/readyz": _Cached(ready, keep)}
 
         class Handler(BaseHTTPRequestHandler):
+            timeout = REQUEST_SECONDS
+
             def do_GET(self) -> None:
                 answer = answers.get(self.path.split("?")[0])
                 if answer is None:
@@ -62,6 +71,29 @@ class HealthServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = MOST_CONNECTIONS
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            oldest = next(iter(self._open)) if len(self._open) >= MOST_CONNECTIONS else None
+            if oldest is not None:
+                del self._open[oldest]
+            self._open[request] = None
+        if oldest is not None:
+            with suppress(OSError):
+                # Its thread reads the end, and closes it.
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         # A prober that hangs up early is no news either.
