@@ -214,6 +214,30 @@ def test_a_version_that_stands_still_is_ended(scene: Scene, monkeypatch: pytest.
     )
 
 
+def test_a_router_that_publishes_nothing_is_ended(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock is held and its clients wait: only the time of its report tells."""
+    ended: list[int] = []
+
+    def kill(pid: int, number: int) -> None:
+        ended.append(pid)
+        scene.dies("router")
+
+    monkeypatch.setattr(module.os, "kill", kill)
+    scene.server.publish("router", in_flight={"1": 3})
+    for _ in range(100):
+        scene.now += 1.0
+        scene.server.publish("version-1")
+        scene.server.publish("admission")
+        scene.watch.end_stuck([scene.service])
+        if ended:
+            break
+    assert len(ended) == 1
+    scene.until(lambda: scene.server.lives("router.2"))
+    assert ("piccard_revivals_total", {"service": "deepseek", "owner": "router", "cause": "stuck"}, 1.0) in (
+        scene.counts.samples("deepseek", ())
+    )
+
+
 def test_a_version_that_loads_may_stand_still(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.os, "kill", lambda *_: pytest.fail("it was ended"))
     scene.server.publish("version-2", phase="loading", busy=True, beats=7)

@@ -92,12 +92,15 @@ class Watch:
                 self._seen |= {(place.told, number) for number, _ in place.owners if self._wanted(place, number)}
 
     def end_stuck(self, services: list[Service]) -> None:
-        """End versions whose engine stands still for longer than the policy allows; being dead, they are revived."""
+        """End processes that stand still for longer than the policy allows; being dead, they are revived.
+
+        A version stands still where its engine does; a router or admission, where it publishes nothing any more.
+        """
         for service in services:
             if not StateStore(service).exists:
                 continue
             for section in _sections(service):
-                if section.alive and section.data.get("phase") == "ready":
+                if section.alive and section.data.get("phase", "ready") == "ready":
                     self._end_if_stuck(service, section)
 
     def retire_drained(self, services: list[Service]) -> None:
@@ -257,7 +260,8 @@ class Watch:
         return self._revivals.setdefault(name, Revival(self._limit))
 
     def _end_if_stuck(self, service: Service, section: Section) -> None:
-        name = f"{service.name}/{section.owner}"
+        # Of a router's two folders only one is in use.
+        name = f"{service.name}/{section.owner.removesuffix('.2')}"
         signs = Signs(
             section.pid,
             section.updated_at,
@@ -267,7 +271,7 @@ class Watch:
         still = self._stillness.setdefault(name, Stillness()).look(self._clock(), signs)
         if still < _SUSPICIOUS or still < (limit := policy_in_use(service).deadlines.step):
             return
-        self._tell(f"{service.name}: the engine of {section.owner} gave no sign of life for {limit:g} s; it is ended")
+        self._tell(f"{service.name}: {section.owner} gave no sign of life for {limit:g} s; it is ended")
         self._stuck.add(name)
         if holder_pid(service.process_lock(section.owner)) == section.pid:
             with suppress(ProcessLookupError):
@@ -312,9 +316,10 @@ def _places_of(services: Iterable[Service]) -> list[Place]:
 
 
 def _sections(service: Service) -> list[Section]:
+    """What the processes of the server published."""
     live = LiveState(service.live_state, service.run_folder)
     try:
-        return live.sections(version_owner(0).removesuffix("0"))
+        return [section for section in live.sections() if section.owner != "supervisor"]
     finally:
         live.close()
 
