@@ -4,10 +4,12 @@ import http.client
 from collections.abc import Callable
 from contextlib import suppress
 
+import pytest
 from entry_points import ENTRY_POINTS
 from piccard_server import RunningServer, wait_for
 
 
+@pytest.mark.timeout(600)
 def test_a_server_outlives_or_comes_back_after_deep_json(fresh_server: Callable[..., RunningServer]) -> None:
     server = fresh_server(versions=1)
     before = server.server_pid()
@@ -20,7 +22,7 @@ def test_a_server_outlives_or_comes_back_after_deep_json(fresh_server: Callable[
 
     # Newer servers answer.
     if not answered:
-        wait_for(lambda: server.server_pid() not in (0, before), 120, "another server")
-        server.wait_ready(180)
+        wait_for(lambda: server.server_pid() not in (0, before), 240, "another server")
+        server.wait_ready(240)
     good = {"text_input": "a b", "sampling_parameters": {"max_tokens": 2}}
     assert ENTRY_POINTS["http_infer"](server, {}, {}, good).text == "a b a b"
