@@ -20,7 +20,7 @@ serve: .venv/.runtime ## set up, make the home .piccard/ and run the server in t
 	@exec $(BIN)/piccard serve $(SERVE_ARGS)
 
 test: .venv/.dev ## set up and run every test, those on a real server too
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) $(TEST_ARGS)
 
 lint: .venv/.dev ## ruff, mypy and the import rules
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,16 +19,12 @@ settings.register_profile("explore", derandomize=False, **_PATIENT)
 settings.load_profile("same")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says which tests stay together where several processes share them (pytest-xdist).
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Called where several processes share the tests."""
+    from shares import Shares
 
-    A file stays whole for its fixtures' sake. The real servers are one group, for one at a time is enough for a small
-    machine. What is long and in parts that need nothing of each other says so itself.
-    """
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            file = item.nodeid.partition("::")[0]
-            item.add_marker(pytest.mark.xdist_group("server" if "/server/" in file else file))
+    return Shares(config, log)
 
 
 @pytest.fixture(autouse=True)

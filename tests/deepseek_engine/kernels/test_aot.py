@@ -33,9 +33,7 @@ KERNELS_WITHOUT_COPIES = {
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "architecture", [pytest.param(number, marks=pytest.mark.xdist_group(f"sm_{number}")) for number in ARCHITECTURES]
-)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.kernel.name)
 def test_every_row_keeps_its_promises(table: Table, architecture: int) -> None:
     rows = [row for row in table.variants if architecture in row.architectures]

@@ -13,9 +13,7 @@ FILES = sorted(Path(__file__).parent.glob("test_*_triton.py"))
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "file", [pytest.param(file, id=file.stem, marks=pytest.mark.xdist_group(file.stem)) for file in FILES]
-)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_passes_in_the_interpreter(file: Path, pytestconfig: pytest.Config) -> None:
     names = ("--hypothesis-profile", "--hypothesis-seed")
     explored = [f"{name}={value}" for name in names if (value := pytestconfig.getoption(name)) is not None]
