@@ -137,6 +137,13 @@ def traps_of_deaths(server: RunningServer) -> list[str]:
     return sorted(trap for trap in found if trap in ("supervisor", "process", "index", "shared-memory", "interrupted"))
 
 
+def given_up(server: RunningServer) -> dict[str, str]:
+    """What /readyz tells of processes that nobody starts any more."""
+    _, body = server.get("readyz")
+    found: dict[str, str] = (body or {}).get("given_up", {})
+    return found
+
+
 def break_version(server: RunningServer, version: int) -> str:
     """Make a version that cannot be loaded again; returns what mends it."""
     path = server.service.version_folder(version) / "version.yaml"
@@ -183,8 +190,7 @@ def test_the_server_outlives_its_supervisor_and_is_taken_over(fresh_server: Fres
     server.kill_supervisor()
 
     # What runs is served and told as it is.
-    assert answers(server)
-    assert answers_unary(server)
+    wait_for(lambda: answers(server) and answers_unary(server), PATIENCE, "answers without a supervisor")
     told = told_of_server(server)
     assert (told["phase"], told["pid"], told["grpc"]) == ("unsupervised", pid, server.grpc)
     assert traps_of_deaths(server) == ["supervisor"]
@@ -197,15 +203,16 @@ def test_the_server_outlives_its_supervisor_and_is_taken_over(fresh_server: Fres
         assert stream.text.split() == WORDS.split()
     assert births(server) == before
     assert server.server_pid() == pid
-    assert told_of_server(server)["phase"] == "serving"
-    assert traps_of_deaths(server) == []
+    wait_for(lambda: told_of_server(server)["phase"] == "serving", PATIENCE, "the report of who took over")
+    wait_for(lambda: traps_of_deaths(server) == [], PATIENCE, "a doctor that finds nothing")
     assert server.state().versions[3].state is VersionState.READY
 
     # What dies while there is no supervisor waits for the next.
     server.kill_supervisor()
     dead = {owner: kill(server, owner) for owner in (version_owner(2), "router_unary")}
-    assert traps_of_deaths(server) == ["process", "process", "supervisor"]
-    assert answers(server)
+    traps = ["process", "process", "supervisor"]
+    wait_for(lambda: traps_of_deaths(server) == traps, PATIENCE, "what doctor finds")
+    wait_for(lambda: answers(server), PATIENCE, "an answer of stable")
     server.serve_again()
     wait_for(lambda: revived(server, 2, dead[version_owner(2)]), PATIENCE, "version 2")
     wait_for(lambda: answers_unary(server), PATIENCE, "the unary router")
@@ -224,22 +231,24 @@ def test_nothing_of_a_dead_server_outlives_it(fresh_server: FreshServer) -> None
 
     wait_for(lambda: server.server_pid() not in (0, old[0]), PATIENCE, "another server")
     assert "tritonserver ended by itself" in server.printed()
-    assert not [pid for pid in old if runs(pid)]
+    wait_for(lambda: not [pid for pid in old if runs(pid)], PATIENCE, "the end of what the dead one started")
     server.wait_ready()
-    assert answers(server)
+    wait_for(lambda: answers(server), PATIENCE, "an answer")
 
 
 def test_an_engine_that_breaks_or_hangs_dies_and_its_streams_are_resumed(fresh_server: FreshServer) -> None:
-    server = fresh_server(deadlines={"step": 5.0})
+    server = fresh_server(deadlines={"step": 5.0, "between_tokens": 600.0})
     old = server.pid(version_owner(2))
-    streams = start_streams(server, 4, canary="true", script={"versions": {"2": {"break_at": 3}}})
+    # Those that began before wait at the canary until it dies.
+    streams = start_streams(server, 3, canary="true", script={"versions": {"2": {"hang_at": 3}}})
+    streams += start_streams(server, 1, canary="true", script={"versions": {"2": {"break_at": 3}}})
     for stream in streams:
         assert_whole(stream, {1, 2})
     wait_for(lambda: revived(server, 2, old), PATIENCE, "version 2 after memory ran out")
     wait_for(lambda: answers(server, "true"), PATIENCE, "the canary")
 
     old = server.pid(version_owner(2))
-    streams = start_streams(server, 1, canary="true")
+    streams = start_streams(server, 1, canary="true", script={"versions": {"2": {"hang_at": 3}}})
     streams += start_streams(server, 1, canary="true", script={"versions": {"2": {"stick_at": 3}}})
     for stream in streams:
         assert_whole(stream, {1, 2})
@@ -264,15 +273,16 @@ def test_what_is_killed_and_cannot_be_started_is_given_up_until_an_operator_trie
     assert "schema 7" in reason
     wait_for(lambda: metric(server, "piccard_given_up", owner="version-2") == 1, PATIENCE, "the metric")
     # The service does without its canary.
-    wait_for(lambda: "deepseek/version-2" in server.get("readyz")[1]["given_up"], PATIENCE, "the body")
-    assert server.get("readyz")[0] == 200
+    wait_for(lambda: "deepseek/version-2" in given_up(server), PATIENCE, "the body of /readyz")
+    wait_for(lambda: server.get("readyz")[0] == 200, PATIENCE, "readiness")
     assert "piccard revive version-2" in server.piccard("status").stdout
 
     kill(server, version_owner(1))
-    wait_for(lambda: "deepseek/version-1" in server.get("readyz")[1]["given_up"], PATIENCE, "stable to be given up")
+    wait_for(lambda: "deepseek/version-1" in given_up(server), PATIENCE, "stable to be given up")
     wait_for(lambda: server.get("readyz")[0] == 503, PATIENCE, "the code")
     assert server.state().versions[1].state is VersionState.STABLE
-    assert told_of_server(server)["given_up"].keys() == {"deepseek/version-1", "deepseek/version-2"}
+    both = {"deepseek/version-1", "deepseek/version-2"}
+    wait_for(lambda: told_of_server(server)["given_up"].keys() == both, PATIENCE, "the report")
     assert server.piccard("revive", "version-1", check=False).returncode == 1
 
     for version, text in whole.items():
@@ -281,5 +291,5 @@ def test_what_is_killed_and_cannot_be_started_is_given_up_until_an_operator_trie
     wait_for(lambda: server.get("readyz")[0] == 200, PATIENCE, "readiness")
     wait_for(lambda: told_of_server(server)["given_up"] == {}, PATIENCE, "a clean status")
     assert server.state().versions[2].state is VersionState.CANARY
-    assert answers(server, "true")
+    wait_for(lambda: answers(server, "true"), PATIENCE, "the canary")
     wait_for(lambda: metric(server, "piccard_given_up") == 0, PATIENCE, "the metric")
