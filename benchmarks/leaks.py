@@ -15,15 +15,15 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
+from footprint import Footprint
 from growth import PER_CYCLE, PER_REQUEST, Growth, growths, table
-from leak_run import Samples, sampled_cycles, sampled_requests
+from leak_run import Samples, Tell, sampled_cycles, sampled_requests
 from piccard_server import RunningServer, make_scripted_home
 
 RESULTS = Path(__file__).parent / "results"
@@ -45,21 +45,27 @@ def main() -> int:
                 ("cycles", args.cycles, sampled_cycles, PER_CYCLE),
                 ("requests", args.requests, sampled_requests, PER_REQUEST),
             ):
-                if count:
-                    started = time.monotonic()
-                    samples = use(server, count, max(1, count // args.samples), _progress(part, started))
+                if not count:
+                    continue
+                started = time.monotonic()
+                samples: Samples = []
+                try:
+                    use(server, count, max(1, count // args.samples), _progress(part, started, samples))
+                finally:
+                    # What was seen until something failed tells as much about leaks.
                     results[part] = _summary(growths(samples, each), samples, time.monotonic() - started)
-                    grew += [f"{part}: {item['name']}" for item in results[part]["series"] if item["grew"]]
+                    RESULTS.mkdir(exist_ok=True)
+                    (RESULTS / "leaks.json").write_text(json.dumps(results, indent=1) + "\n")
+                grew += [f"{part}: {item['name']}" for item in results[part]["series"] if item["grew"]]
         finally:
             server.stop()
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "leaks.json").write_text(json.dumps(results, indent=1) + "\n")
     print("\n".join(f"grew: {name}" for name in grew) or "nothing grew")
     return 1 if grew else 0
 
 
-def _progress(part: str, started: float) -> Any:
-    def tell(at: int, sample: Mapping[str, float]) -> None:
+def _progress(part: str, started: float, samples: Samples) -> Tell:
+    def tell(at: int, sample: Footprint) -> None:
+        samples.append((at, sample))
         memory = sample["resident MiB of tritonserver"]
         print(f"{time.monotonic() - started:8.0f} s  {part} {at}, tritonserver {memory:.1f} MiB", flush=True)
 

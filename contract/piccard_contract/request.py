@@ -70,7 +70,8 @@ _RETURN_FLAGS = {
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Pydantic keeps short strings that it read, up to 16,384 in a process: ids, tokens and prompts never come again.
+    model_config = ConfigDict(extra="forbid", frozen=True, cache_strings="keys")
 
 
 class GatewayClaims(_Part):
@@ -104,7 +105,7 @@ class Attempt(_Part):
     Keys that are not known are ignored: the router may be newer than the snapshot that it calls.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, cache_strings="keys")
 
     cancel_token: str
     tenant: str = ""

@@ -156,7 +156,9 @@ def sampled_requests(server: RunningServer, count: int, every: int, tell: Tell =
     """
     requests = Requests(server)
     try:
-        samples = _sampled(server, count // every, 1, lambda: requests.run(every), tell)
+        samples = _sampled(
+            server, count // every, 1, lambda: requests.run(every), lambda at, sample: tell(at * every, sample)
+        )
     finally:
         requests.close()
     assert not requests.faults, requests.faults[:5]
