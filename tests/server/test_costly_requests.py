@@ -64,6 +64,9 @@ def other(server: RunningServer) -> Iterator[RunningStream]:
     ).wait_first()
     yield stream
     assert stream.running, stream.error
+    # Else the server's end would wait for it.
+    token = stream.responses[0]["cancel_token"][0]
+    assert ENTRY_POINTS["http_infer"](server, {}, {}, {"extensions": {"cancel": token}}).details["cancelled"]
 
 
 @pytest.fixture(autouse=True)
