@@ -227,6 +227,98 @@ void dot_few(const float* x, int64_t x_stride, int64_t M, Matrix w, int64_t N, i
   for (; n < N; ++n) dot_tile<F, 1>(x, x_stride, M, data + n * w.stride, w.stride, K, out + n, out_stride, add);
 }
 
+// bfloat16 is the upper half of a float32, so a word of two needs a shift for the even column and a mask for the odd
+// one, where widening every column on its own takes twice the work. For that x comes with the even columns of every
+// 2 * kLanes before the odd ones, and zeros up to a multiple of that.
+inline Vec load_halves(const uint16_t* w, int64_t left, int half) {
+  Uint words;
+  if (left >= 2 * kLanes) {
+    std::memcpy(&words, w, sizeof words);
+  } else {
+    uint16_t padded[2 * kLanes] = {};
+    std::memcpy(padded, w, static_cast<size_t>(left) * sizeof(uint16_t));
+    std::memcpy(&words, padded, sizeof words);
+  }
+  return bits<Vec>(half == 0 ? words << 16 : words & 0xffff0000u);
+}
+
+template <int M, int W>
+inline void dot_block_halves(const float* x, int64_t x_stride, const uint16_t* w, int64_t w_stride, int64_t K, float* out,
+                             int64_t out_stride, bool add) {
+  constexpr int kChains = M * W <= 4 ? 2 : 1;
+  Vec sums[kChains][M][W] = {};
+  for (int64_t k = 0; k < K; k += 2 * kLanes) {
+    for (int half = 0; half < 2; ++half) {
+      Vec rows[M];
+      for (int m = 0; m < M; ++m) rows[m] = load32(x + m * x_stride + k + half * kLanes);
+      for (int n = 0; n < W; ++n) {
+        const Vec weight = load_halves(w + n * w_stride + k, K - k, half);
+        for (int m = 0; m < M; ++m) sums[half % kChains][m][n] += rows[m] * weight;
+      }
+    }
+  }
+  for (int m = 0; m < M; ++m) {
+    for (int n = 0; n < W; ++n) {
+      if (kChains == 2) sums[0][m][n] += sums[kChains - 1][m][n];
+    }
+    float found[4];
+    if (W == 4) {
+      totals(sums[0][m], found);
+    } else {
+      for (int n = 0; n < W; ++n) found[n] = total(sums[0][m][n]);
+    }
+    for (int n = 0; n < W; ++n) {
+      float* place = out + m * out_stride + n;
+      *place = add ? *place + found[n] : found[n];
+    }
+  }
+}
+
+template <int W>
+inline void dot_tile_halves(const float* x, int64_t x_stride, int64_t M, const uint16_t* w, int64_t w_stride, int64_t K,
+                            float* out, int64_t out_stride, bool add) {
+  int64_t m = 0;
+  for (; m + kTileRows <= M; m += kTileRows) {
+    dot_block_halves<kTileRows, W>(x + m * x_stride, x_stride, w, w_stride, K, out + m * out_stride, out_stride, add);
+  }
+  for (; m + 2 <= M; m += 2) {
+    dot_block_halves<2, W>(x + m * x_stride, x_stride, w, w_stride, K, out + m * out_stride, out_stride, add);
+  }
+  if (m < M) dot_block_halves<1, W>(x + m * x_stride, x_stride, w, w_stride, K, out + m * out_stride, out_stride, add);
+}
+
+constexpr int64_t kFewRows = 4 * kTileRows;
+
+inline void split_halves(const float* x, int64_t count, float* out) {
+  for (int64_t k = 0; k < count; k += 2 * kLanes, out += 2 * kLanes) {
+    if (count - k >= 2 * kLanes) {
+      for (int i = 0; i < kLanes; ++i) out[i] = x[k + 2 * i];
+      for (int i = 0; i < kLanes; ++i) out[kLanes + i] = x[k + 2 * i + 1];
+      continue;
+    }
+    for (int i = 0; i < 2 * kLanes; ++i) out[i / 2 + i % 2 * kLanes] = k + i < count ? x[k + i] : 0.0f;
+  }
+}
+
+void dot_few_halves(const float* x, int64_t x_stride, int64_t M, Matrix w, int64_t N, int64_t K, float* out,
+                    int64_t out_stride, bool add) {
+  alignas(64) float split[kFewRows * kTileColumns];
+  for (int64_t k = 0; k < K; k += kTileColumns) {
+    const int64_t columns = K - k < kTileColumns ? K - k : kTileColumns;
+    const int64_t stride = (columns + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes);
+    for (int64_t m = 0; m < M; ++m) split_halves(x + m * x_stride + k, columns, split + m * stride);
+    const auto* data = static_cast<const uint16_t*>(w.data) + k;
+    const bool more = add || k > 0;
+    int64_t n = 0;
+    for (; n + kWidthRows <= N; n += kWidthRows) {
+      dot_tile_halves<kWidthRows>(split, stride, M, data + n * w.stride, w.stride, columns, out + n, out_stride, more);
+    }
+    for (; n < N; ++n) {
+      dot_tile_halves<1>(split, stride, M, data + n * w.stride, w.stride, columns, out + n, out_stride, more);
+    }
+  }
+}
+
 void widen(Format format, const void* from, float* to, int64_t count);
 
 // Many rows of x: a tile of w is widened once for all of them.
@@ -253,14 +345,14 @@ void dot_many(const float* x, int64_t x_stride, int64_t M, Matrix w, int64_t N, 
 
 void dot_rows(const float* x, int64_t x_stride, int64_t M, Matrix w, int64_t N, int64_t K, float* out,
               int64_t out_stride, bool add) {
-  if (M > 4 * kTileRows) return dot_many(x, x_stride, M, w, N, K, out, out_stride, add);
+  if (M > kFewRows) return dot_many(x, x_stride, M, w, N, K, out, out_stride, add);
   switch (w.format) {
     case Format::kF32:
       return dot_few<Format::kF32>(x, x_stride, M, w, N, K, out, out_stride, add);
     case Format::kF16:
       return dot_few<Format::kF16>(x, x_stride, M, w, N, K, out, out_stride, add);
     case Format::kBf16:
-      return dot_few<Format::kBf16>(x, x_stride, M, w, N, K, out, out_stride, add);
+      return dot_few_halves(x, x_stride, M, w, N, K, out, out_stride, add);
   }
 }
 
@@ -442,13 +534,29 @@ void added(const float* x, float* out, int64_t count) {
 }
 
 void int4(const uint8_t* q, float zero, float scale, float* out, int64_t count) {
+  // Two columns a byte become two bytes of a word, in their order.
+  const auto convert = [&](Byte packed, float* to) {
+    const Half pairs = __builtin_convertvector(packed, Half);
+    const Half apart = (pairs & 0x0f) | (pairs & 0xf0) << 4;
+    Byte columns[2];
+    std::memcpy(columns, &apart, sizeof columns);
+    for (int half = 0; half < 2; ++half) {
+      const Vec values = __builtin_convertvector(__builtin_convertvector(columns[half], Int), Vec);
+      store(to + half * kLanes, (values - splat(zero)) * splat(scale));
+    }
+  };
   int64_t i = 0;
-  for (; i + 2 <= count; i += 2) {
-    const uint8_t pair = q[i / 2];
-    out[i] = (static_cast<float>(pair & 15) - zero) * scale;
-    out[i + 1] = (static_cast<float>(pair >> 4) - zero) * scale;
+  Byte packed = {};
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
+    std::memcpy(&packed, q + i / 2, sizeof packed);
+    convert(packed, out + i);
   }
-  if (i < count) out[i] = (static_cast<float>(q[i / 2] & 15) - zero) * scale;
+  if (i == count) return;
+  float rest[2 * kLanes];
+  packed = Byte{};
+  std::memcpy(&packed, q + i / 2, static_cast<size_t>((count - i + 1) / 2));
+  convert(packed, rest);
+  std::memcpy(out + i, rest, static_cast<size_t>(count - i) * sizeof(float));
 }
 
 void fp8(const uint8_t* bytes, float scale, float* out, int64_t count) {

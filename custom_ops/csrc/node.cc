@@ -32,6 +32,8 @@ Shape shape_of(const ort::TensorInfo* info) {
   Shape shape;
   size_t rank = 0;
   check(ort::call<ort::GetDimensionsCount_>(info, &rank));
+  // A shape that is not known shows as one without dimensions, which no input has.
+  if (rank == 0) return shape;
   if (rank > kMaxRank) {
     shape.rank = kMaxRank + 1;
     return shape;

@@ -100,13 +100,13 @@ struct Inferred {
 
 int lowest(uint32_t types) { return __builtin_ctz(types); }
 
-// The type of an output: that of the first input of its constraint, or the first that there may be.
+// The type of an output: its anchor's, or the first that there may be where that one is refused.
 int output_type(const OperatorSpec& spec, int output, const int* input_types) {
   const int constraint = spec.outputs[output].constraint;
   const uint32_t types = spec.constraints[constraint].types;
-  for (int i = 0; i < spec.input_count; ++i) {
-    const int type = input_types[i];
-    if (spec.inputs[i].constraint == constraint && type > 0 && type < 32 && types >> type & 1u) return type;
+  for (int i = 0; i < spec.anchor_count; ++i) {
+    const int anchor = spec.anchors[i], type = input_types[anchor];
+    if (spec.inputs[anchor].constraint == constraint && type > 0 && type < 32 && types >> type & 1u) return type;
   }
   return lowest(types);
 }
@@ -185,29 +185,27 @@ Registered registered(const OperatorSpec& spec) {
   return op;
 }
 
-void expand(const OperatorSpec& spec, Registered op, int anchor, std::vector<Registered>* all) {
-  const auto finish = [&](Registered& one) {
-    for (int i = 0; i < spec.output_count; ++i) one.output_types[i] = output_type(spec, i, one.input_types);
-    all->push_back(one);
-  };
-  if (anchor == spec.anchor_count) return finish(op);
+// `refusing`: an anchor before is of a type that it may not be, which is told once.
+void expand(const OperatorSpec& spec, Registered op, int anchor, bool refusing, std::vector<Registered>* all) {
+  if (anchor == spec.anchor_count) {
+    for (int i = 0; i < spec.output_count; ++i) op.output_types[i] = output_type(spec, i, op.input_types);
+    all->push_back(op);
+    return;
+  }
   const int input = spec.anchors[anchor];
   const uint32_t types = spec.constraints[spec.inputs[input].constraint].types;
   for (const int type : kAnyTypes) {
+    const bool taken = types >> type & 1u;
+    if (!taken && refusing) continue;
     op.input_types[input] = type;
-    if (types >> type & 1u) {
-      expand(spec, op, anchor + 1, all);
-    } else {
-      Registered refusing = op;
-      finish(refusing);
-    }
+    expand(spec, op, anchor + 1, refusing || !taken, all);
   }
 }
 
 const std::vector<Registered>& all_registered() {
   static const std::vector<Registered>* const all = [] {
     auto* made = new std::vector<Registered>;
-    for (const OperatorSpec* spec : kOperators) expand(*spec, registered(*spec), 0, made);
+    for (const OperatorSpec* spec : kOperators) expand(*spec, registered(*spec), 0, false, made);
     return made;
   }();
   return *all;
@@ -223,11 +221,17 @@ extern "C" __attribute__((visibility("default"))) piccard::ort::Status* Register
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);
   const ort::Api* api = base->GetApi(ort::kApiVersion);
-  // Every runtime has the slot of CreateStatus, whichever version it may be asked for.
+  // Every runtime has the slot of CreateStatus, whichever version it is asked for.
+  const auto refuse = [](const ort::Api* runtime, const char* why) {
+    using CreateStatus = ort::CreateStatus_::Function;
+    return reinterpret_cast<CreateStatus>(reinterpret_cast<void* const*>(runtime)[ort::CreateStatus_::kSlot])(ort::kFail,
+                                                                                                           why);
+  };
   if (api == nullptr) {
-    ort::g_api = base->GetApi(1);
-    return ort::call<ort::CreateStatus_>(
-        ort::kFail, "the com.deepseek operators need ONNX Runtime 1.18 or newer: install a newer onnxruntime");
+    return refuse(base->GetApi(1), "the com.deepseek operators need ONNX Runtime 1.18 or newer: install a newer onnxruntime");
+  }
+  if (ort::g_api != nullptr && ort::g_api != api) {
+    return refuse(api, "the com.deepseek operators serve another ONNX Runtime of this process already: use one of the two");
   }
   ort::g_api = api;
   return guarded([&] {

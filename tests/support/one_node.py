@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx
 import onnxruntime
@@ -25,6 +25,7 @@ DTYPES = {
     "bool": torch.bool,
     "float8e4m3fn": torch.float8_e4m3fn,
 }
+Shapes = Literal["static", "ranks", "unknown"]
 NUMBERS = {dtype: ELEMENT_TYPES[name] for name, dtype in DTYPES.items()}
 
 
@@ -35,7 +36,7 @@ class OneNode:
         library: the operators' library.
         name: the operator.
         inputs: what it is made for: dtypes and shapes; an optional input that is left out is absent. Sizes stay
-            unknown to the session unless `static`.
+            unknown to the session, and with "unknown" the ranks too, unless `shapes` is "static".
         attributes: the node's.
         constant: inputs that are initialisers.
         outputs: which outputs are wanted; all that are not optional by default.
@@ -50,7 +51,7 @@ class OneNode:
         attributes: Mapping[str, Any] | None = None,
         *,
         constant: Collection[str] = (),
-        static: bool = False,
+        shapes: Shapes = "ranks",
         outputs: Sequence[str] | None = None,
         output_types: Mapping[str, int] | None = None,
         threads: int = 1,
@@ -60,7 +61,7 @@ class OneNode:
         self.outputs = list(outputs or (each.name for each in self.operator.outputs if not each.optional))
         self._constants = {key: inputs[key] for key in constant}
         model = one_node_model(
-            self.operator, inputs, self.attributes, set(constant), static, self.outputs, output_types or {}
+            self.operator, inputs, self.attributes, set(constant), shapes, self.outputs, output_types or {}
         )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -74,15 +75,25 @@ class OneNode:
 
     def run(self, inputs: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]] | None = None) -> dict[str, Tensor]:
         """The outputs. One that aliases an input is that input, unless `shapes` gives it memory of its own."""
-        given = {key: value.contiguous() for key, value in inputs.items() if key not in self._constants}
+        binding, outputs = self.bind(inputs, shapes)
+        self.session.run_with_iobinding(binding)
+        return outputs
+
+    def bind(
+        self, inputs: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]] | None = None
+    ) -> tuple[onnxruntime.IOBinding, dict[str, Tensor]]:
+        """Inputs and new outputs bound to their memory, which has to stay; they have to be contiguous."""
+        given = {key: value for key, value in inputs.items() if key not in self._constants}
         outputs = {name: self._output(name, inputs, (shapes or {}).get(name)) for name in self.outputs}
         binding = self.session.io_binding()
         for key, value in given.items():
+            assert value.is_contiguous(), key
             binding.bind_input(key, "cpu", 0, NUMBERS[value.dtype], tuple(value.shape), value.data_ptr())
         for key, value in outputs.items():
             binding.bind_output(key, "cpu", 0, NUMBERS[value.dtype], tuple(value.shape), value.data_ptr())
-        self.session.run_with_iobinding(binding)
-        return outputs
+        # The binding knows addresses only.
+        binding.kept = (given, outputs)
+        return binding, outputs
 
     def _output(self, name: str, inputs: Mapping[str, Tensor], shape: Sequence[int] | None) -> Tensor:
         output = next(each for each in self.operator.outputs if each.name == name)
@@ -118,7 +129,7 @@ def one_node_model(
     inputs: Mapping[str, Tensor],
     attributes: Mapping[str, Any],
     constant: Collection[str],
-    static: bool,
+    shapes: Shapes,
     outputs: Sequence[str],
     output_types: Mapping[str, int],
 ) -> onnx.ModelProto:
@@ -134,7 +145,7 @@ def one_node_model(
         helper.make_tensor_value_info(
             name,
             NUMBERS[inputs[name].dtype],
-            list(inputs[name].shape) if static else [f"{name}_{axis}" for axis in range(inputs[name].dim())],
+            _declared(name, inputs[name], shapes),
         )
         for name in names
         if name and name not in constant
@@ -144,12 +155,18 @@ def one_node_model(
         if output.name in wanted:
             number = output_types.get(output.name)
             number = number or ELEMENT_TYPES[output_type(operator, output.type, inputs)]
-            graph_outputs.append(helper.make_tensor_value_info(output.name, number, None))
+            graph_outputs.append(helper.make_tensor_value_info(output.name, number, [None] * len(output.shape)))
     graph = helper.make_graph(
         [node], "one_node", graph_inputs, graph_outputs, [tensor_proto(name, inputs[name]) for name in constant]
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def _declared(name: str, tensor: Tensor, shapes: Shapes) -> list[int] | list[str] | None:
+    if shapes == "unknown":
+        return None
+    return list(tensor.shape) if shapes == "static" else [f"{name}_{axis}" for axis in range(tensor.dim())]
 
 
 def tensor_proto(name: str, tensor: Tensor) -> TensorProto:

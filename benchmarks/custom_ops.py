@@ -1,0 +1,155 @@
+"""Single operators of com.deepseek in ONNX Runtime beside the torch references that the engine runs on a CPU.
+
+    python benchmarks/custom_ops.py --rounds 30 --threads 1
+
+Shapes are the demo checkpoint's. Both sides take turns in one run; times are medians in microseconds of the whole call,
+so that an operator's holds the runtime's own cost of a call, which a model pays once a step. Weights are bfloat16
+initialisers on one side, and packed as the engine packs them on the other.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+import torch
+from deepseek_engine.batch import Batch
+from deepseek_engine.kernels import moe_gate
+from deepseek_engine.kernels.attention_plan import attention_plan
+from deepseek_engine.kernels.linear import linear, packed
+from deepseek_engine.kernels.mla_attention import mla_attention
+from deepseek_engine.kernels.moe_experts import DenseExperts, moe_experts
+from deepseek_engine.kernels.rms_norm import rms_norm
+from deepseek_ops.build import build
+from one_node import OneNode
+from torch import Tensor
+
+Call = Callable[[], object]
+HIDDEN, VOCABULARY, EXPERTS, INNER, TOP_K = 256, 2048, 16, 48, 4
+HEADS, NOPE, ROPE, VALUE, RANK, BLOCK = 4, 32, 16, 32, 64, 16
+LIBRARY = build()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"{'operator':<34}{'rows':>5}{'operator us':>13}{'torch us':>10}{'ratio':>8}")
+    for rows in (1, 8):
+        for name, make in CASES.items():
+            operator, reference = make(rows, options.threads)
+            ours, theirs = alternate(operator, reference, options.rounds)
+            print(f"{name:<34}{rows:>5}{ours * 1e6:>13.1f}{theirs * 1e6:>10.1f}{theirs / ours:>8.2f}")
+
+
+def alternate(first: Call, second: Call, rounds: int) -> tuple[float, float]:
+    """Median seconds of either, the two taking turns."""
+    seconds: list[list[float]] = [[], []]
+    for call in (first, second):
+        for _ in range(5):
+            call()
+    for _ in range(rounds):
+        for index, call in enumerate((first, second)):
+            start = time.perf_counter()
+            for _ in range(10):
+                call()
+            seconds[index].append((time.perf_counter() - start) / 10)
+    return statistics.median(seconds[0]), statistics.median(seconds[1])
+
+
+def bound(node: OneNode, inputs: dict[str, Tensor]) -> Call:
+    """A call of the node with everything bound once."""
+    binding = node.bind(inputs)[0]
+    return lambda: node.session.run_with_iobinding(binding)
+
+
+def product(outputs: int, columns: int) -> Callable[[int, int], tuple[Call, Call]]:
+    def make(rows: int, threads: int) -> tuple[Call, Call]:
+        x, weight = torch.randn(rows, columns), torch.randn(outputs, columns).bfloat16()
+        inputs = {"x": x, "weight": weight}
+        node = OneNode(LIBRARY, "DeepSeekMatMul", inputs, constant=["weight"], threads=threads)
+        form = packed(weight.float().t().contiguous())
+        return bound(node, inputs), lambda: linear(x, form)
+
+    return make
+
+
+def norm(rows: int, threads: int) -> tuple[Call, Call]:
+    x, weight = torch.randn(rows, HIDDEN), torch.rand(HIDDEN)
+    inputs = {"x": x, "weight": weight}
+    node = OneNode(LIBRARY, "DeepSeekRMSNorm", inputs, constant=["weight"], threads=threads)
+    return bound(node, inputs), lambda: rms_norm(x, weight, 1e-6)
+
+
+def gate(rows: int, threads: int) -> tuple[Call, Call]:
+    inputs = {"logits": torch.randn(rows, EXPERTS), "bias": torch.randn(EXPERTS)}
+    attributes = {"topk_method": "noaux_tc", "num_experts_per_tok": TOP_K, "n_group": 4, "topk_group": 2}
+    node = OneNode(LIBRARY, "DeepSeekMoEGate", inputs, attributes, threads=threads)
+    options = {"top_k": TOP_K, "groups": 4, "topk_groups": 2, "normalize": False, "scaling": 1.0}
+    return bound(node, inputs), lambda: moe_gate.noaux_tc(inputs["logits"], inputs["bias"], **options)
+
+
+def experts(rows: int, threads: int) -> tuple[Call, Call]:
+    x, residual = torch.randn(rows, HIDDEN), torch.randn(rows, HIDDEN)
+    weights, chosen = torch.rand(rows, TOP_K), torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(rows)])
+    gate_up = (torch.randn(EXPERTS + 1, 2 * INNER, HIDDEN) / 16).bfloat16()
+    down = (torch.randn(EXPERTS + 1, HIDDEN, INNER) / 7).bfloat16()
+    inputs = {"x": x, "weights": weights, "experts": chosen, "gate_up": gate_up[:-1], "down": down[:-1]}
+    inputs |= {"shared_gate_up": gate_up[-1], "shared_down": down[-1], "residual": residual}
+    constant = ["gate_up", "down", "shared_gate_up", "shared_down"]
+    node = OneNode(LIBRARY, "DeepSeekMoE", inputs, constant=constant, threads=threads)
+    stacked, lowered = gate_up.float().permute(2, 0, 1).contiguous(), down.float().transpose(1, 2).contiguous()
+    dense = DenseExperts.packed(stacked, lowered, 1, TOP_K)
+    return bound(node, inputs), lambda: moe_experts(x, residual, weights, chosen, stacked, lowered, 1, dense)
+
+
+def attention(context: int) -> Callable[[int, int], tuple[Call, Call]]:
+    def make(rows: int, threads: int) -> tuple[Call, Call]:
+        blocks = context // BLOCK
+        tables = torch.randperm(rows * blocks).view(rows, blocks)
+        starts, lengths = list(range(rows + 1)), [context] * rows
+        positions = torch.full((rows,), context - 1)
+        slots = tables[:, -1] * BLOCK + (context - 1) % BLOCK
+        batch = Batch(positions, positions, slots, starts, lengths, tables, BLOCK)
+        q, entries = torch.randn(rows, HEADS * (NOPE + ROPE)), torch.randn(rows, RANK + ROPE)
+        kv_b = (torch.randn(HEADS * (NOPE + VALUE), RANK) / 8).bfloat16()
+        cache = torch.randn(rows * blocks, BLOCK, RANK + ROPE)
+        inputs = {"q": q, "entries": entries, "cache": cache, "kv_b": kv_b, "block_tables": tables}
+        inputs |= {"query_starts": torch.tensor(starts), "context_lengths": torch.tensor(lengths)}
+        scale = float(NOPE + ROPE) ** -0.5
+        sizes = {"num_heads": HEADS, "qk_nope_head_dim": NOPE, "qk_rope_head_dim": ROPE, "v_head_dim": VALUE}
+        node = OneNode(
+            LIBRARY, "DeepSeekMLAPagedAttention", inputs, {**sizes, "scale": scale}, constant=["kv_b"], threads=threads
+        )
+        plan, wide = attention_plan(batch, torch.float32), kv_b.float().view(HEADS, NOPE + VALUE, RANK)
+
+        def reference() -> Tensor:
+            latents = cache.flatten(0, 1).index_copy_(0, plan.slots, entries)
+            return mla_attention(q.view(rows, HEADS, -1), latents, wide, plan, scale, NOPE)
+
+        return bound(node, inputs), reference
+
+    return make
+
+
+CASES: dict[str, Callable[[int, int], tuple[Call, Call]]] = {
+    "RMSNorm 256": norm,
+    "MatMul 256 x 96": product(96, HIDDEN),
+    "MatMul 256 x 2048 (dense layer)": product(2048, HIDDEN),
+    "MatMul 1024 x 256": product(HIDDEN, 1024),
+    "MatMul 2048 x 2816 (V2-Lite expert)": product(2816, 2048),
+    "MLAPagedAttention, 192 entries": attention(192),
+    "MLAPagedAttention, 2048 entries": attention(2048),
+    "MoEGate 4 of 16": gate,
+    "MoE 4 of 16 x 48, one shared": experts,
+}
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

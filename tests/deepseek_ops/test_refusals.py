@@ -1,0 +1,145 @@
+"""What an operator does not take: told when the session is made where it is known then, else by the run."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from deepseek_ops.operators import OPERATORS
+from deepseek_ops.registry import ELEMENT_TYPES, Operator
+from one_node import DTYPES, OneNode
+from operator_cases import Case, make_case
+from torch import Tensor
+
+ATTENTION = "DeepSeekMLAPagedAttention"
+NAMES = [operator.name for operator in OPERATORS]
+
+
+def made(library: Path, case: Case, **options: object) -> OneNode:
+    return OneNode(library, case.name, case.inputs, case.attributes, outputs=case.outputs, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=NAMES)
+def test_a_wrong_type_fails_the_session(library: Path, operator: Operator) -> None:
+    for parameter in operator.inputs:
+        case = next(case for seed in range(50) if parameter.name in (case := make_case(operator.name, seed)).inputs)
+        taken = operator.accepted(parameter)
+        wrong = next(name for name in ("double", "int8") if name not in taken)
+        case.inputs[parameter.name] = case.inputs[parameter.name].to(torch.float32).to(DTYPES[wrong])
+        # A kernel that refuses an anchor makes its outputs float.
+        decided = [output.name for output in operator.outputs if output.type == parameter.type]
+        types = dict.fromkeys(decided if parameter in operator.anchors() else [], 1)
+        head = f"com.deepseek.{operator.name}, node 'the_node': input {parameter.name} is of type {wrong}"
+        listed = ", ".join(sorted(taken, key=ELEMENT_TYPES.__getitem__))
+        with pytest.raises(Exception, match=f"{head}; constraint {parameter.type} takes {listed}"):
+            made(library, case, output_types=types, shapes="static")
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=NAMES)
+def test_a_wrong_rank_or_size_fails_the_session_or_the_run(library: Path, operator: Operator) -> None:
+    for parameter in operator.inputs:
+        case = next(case for seed in range(50) if parameter.name in (case := make_case(operator.name, seed)).inputs)
+        tensor = case.inputs[parameter.name]
+        for changed in (tensor.unsqueeze(0), tensor[:0]):
+            inputs = {**case.inputs, parameter.name: changed.contiguous()}
+            outputs = {name: list(value.shape) for name, value in case.expected.items()}
+            head = re.escape(f"com.deepseek.{operator.name}, node 'the_node': input ")
+            with pytest.raises(Exception, match=head):
+                OneNode(library, case.name, inputs, case.attributes, shapes="static", outputs=case.outputs)
+            node = OneNode(library, case.name, inputs, case.attributes, shapes="unknown", outputs=case.outputs)
+            with pytest.raises(Exception, match=head):
+                node.run(inputs, outputs)
+
+
+def test_types_of_one_constraint_are_equal(library: Path) -> None:
+    inputs = {"x": torch.zeros(2, 8), "weight": torch.zeros(4, 8), "bias": torch.zeros(4).bfloat16()}
+    with pytest.raises(Exception, match="inputs weight and bias are of types float and bfloat16; constraint W"):
+        OneNode(library, "DeepSeekMatMul", inputs)
+
+
+def test_packed_caches_are_refused_with_a_sentence(library: Path) -> None:
+    case = make_case(ATTENTION, 0)
+    case.attributes["cache_format"] = "fp8_ds_mla"
+    with pytest.raises(Exception, match="packed cache, which is not built yet: use a cache of type float"):
+        made(library, case)
+    case = make_case(ATTENTION, 0)
+    case.inputs["cache"] = case.inputs["cache"].to(torch.uint8)
+    with pytest.raises(Exception, match="input cache of type uint8 is a packed cache, which is not built yet"):
+        made(library, case)
+
+
+def test_attributes_are_checked(library: Path) -> None:
+    case = make_case(ATTENTION, 0)
+    for name, value, message in (
+        ("num_heads", 0, "attribute num_heads is 0; it has to be from 1"),
+        ("num_heads", 1 << 40, "attribute num_heads is 1099511627776"),
+        ("cache_format", "other", "attribute cache_format is other; it may be plain, fp8_ds_mla"),
+    ):
+        with pytest.raises(Exception, match=message):
+            OneNode(library, ATTENTION, case.inputs, {**case.attributes, name: value}, outputs=case.outputs)
+    del case.attributes["scale"]
+    with pytest.raises(Exception, match="attribute scale is missing"):
+        made(library, case)
+
+
+def test_a_cache_that_is_copied_is_refused(library: Path) -> None:
+    case = make_case(ATTENTION, 0)
+    with pytest.raises(Exception, match="cache_out has to share the memory of input cache, which is written in place"):
+        made(library, case).run(case.inputs, {"cache_out": list(case.inputs["cache"].shape)})
+
+
+def _changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Case], None]:
+    def apply(case: Case) -> None:
+        case.inputs[name] = change(case.inputs[name].clone())
+
+    return apply
+
+
+def _set(*place: int, value: int) -> Callable[[Tensor], Tensor]:
+    def change(tensor: Tensor) -> Tensor:
+        tensor[place] = value
+        return tensor
+
+    return change
+
+
+MALFORMED = {
+    "negative block": (ATTENTION, "block_tables", _set(0, 0, value=-1), r"block_tables\[0, 0\] is -1; the cache has"),
+    "block too large": (ATTENTION, "block_tables", _set(0, 0, value=10**9), r"block_tables\[0, 0\] is 1000000000"),
+    "context too long": (ATTENTION, "context_lengths", _set(0, value=2**62), "block table has room for"),
+    "context too short": (ATTENTION, "context_lengths", _set(0, value=0), r"context_lengths\[0\] is 0, below"),
+    "rows that go back": (ATTENTION, "query_starts", _set(0, value=1), "query_starts has to begin with 0"),
+    "rows beyond the end": (ATTENTION, "query_starts", _set(-1, value=10**6), "end with the number of rows"),
+    "negative position": ("DeepSeekRotaryEmbedding", "positions", _set(0, value=-1), r"positions\[0\] is -1"),
+    "expert too large": ("DeepSeekMoE", "experts", _set(0, 0, value=1000), r"experts\[0, 0\] is 1000; there are"),
+    "negative expert": ("DeepSeekMoE", "experts", _set(0, 0, value=-1), r"experts\[0, 0\] is -1"),
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_malformed_values_fail_the_run(library: Path, kind: str) -> None:
+    name, parameter, change, message = MALFORMED[kind]
+    for seed in range(3):
+        case = make_case(name, seed)
+        node = made(library, case)
+        _changed(parameter, change)(case)
+        with pytest.raises(Exception, match=f"com.deepseek.{name}, node 'the_node': .*{message}"):
+            node.run(case.inputs)
+
+
+def test_a_position_beyond_the_bound_fails_the_run(library: Path) -> None:
+    case = make_case("DeepSeekRotaryEmbedding", 0)
+    case.inputs["positions"][0] = 64
+    case.attributes["max_position_embeddings"] = 64
+    with pytest.raises(Exception, match="below max_position_embeddings = 64"):
+        made(library, case).run(case.inputs)
+
+
+def test_the_gate_asks_for_what_its_method_needs(library: Path) -> None:
+    logits = torch.zeros(2, 8)
+    options = {"num_experts_per_tok": 2, "n_group": 4, "topk_group": 2}
+    for method, message in (("noaux_tc", "needs the input bias"), ("greedy", "n_group has to be 1")):
+        node = OneNode(library, "DeepSeekMoEGate", {"logits": logits}, {**options, "topk_method": method})
+        with pytest.raises(Exception, match=message):
+            node.run({"logits": logits})

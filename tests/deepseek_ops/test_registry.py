@@ -1,0 +1,105 @@
+"""The registry's rows, and what is generated from them."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from deepseek_engine.kernels.variants import evaluate
+from deepseek_ops.documentation import documentation
+from deepseek_ops.formula import names_in, to_cpp
+from deepseek_ops.header import operators_header
+from deepseek_ops.operators import BY_NAME, OPERATORS
+from deepseek_ops.registry import Input, Operator, Output, ShapeError
+from deepseek_ops.schemas import register_schemas
+from hypothesis import given
+from hypothesis import strategies as st
+from one_node import one_node_model
+from operator_cases import make_case
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _schemas() -> None:
+    register_schemas()
+
+
+def test_the_page_is_generated_from_the_registry() -> None:
+    found = (ROOT / "docs" / "custom_ops.md").read_text(encoding="utf-8")
+    assert found == documentation(), "run: .venv/bin/python -m deepseek_ops.documentation docs/custom_ops.md"
+
+
+def test_every_row_is_whole() -> None:
+    for operator in OPERATORS:
+        assert operator.doc
+        assert operator.tolerance
+        assert all(parameter.doc for parameter in operator.parameters)
+        assert len({parameter.name for parameter in operator.inputs}) == len(operator.inputs)
+        for constraint, kind in operator.refused_types:
+            assert kind in operator.types[constraint]
+
+
+def test_the_header_holds_every_row() -> None:
+    header = operators_header()
+    for operator in OPERATORS:
+        assert f'"{operator.name}"' in header
+        for attribute in operator.attributes:
+            assert f'{{"{attribute.name}",' in header
+        for requirement in operator.requirements:
+            assert f'"{requirement}"' in header
+
+
+def test_a_size_that_no_input_gives_is_refused() -> None:
+    with pytest.raises(ValueError, match="sizes that no input gives"):
+        Operator("X", "x", "y", "z", (Input("a", "float", ("T",), "d"),), (Output("b", "float", ("N",), "d"),))
+
+
+def test_shapes_bind_names_in_any_order() -> None:
+    operator = BY_NAME["DeepSeekMLAPagedAttention"]
+    case = make_case(operator.name, 3)
+    shapes = [list(case.inputs[each.name].shape) for each in operator.inputs]
+    values = operator.bind(shapes, case.attributes)
+    assert values["C"] == case.inputs["kv_b"].shape[1]
+    shapes[2][2] += 1
+    with pytest.raises(ShapeError, match=r"cache has \d+ where C \+ qk_rope_head_dim"):
+        operator.bind(shapes, case.attributes)
+    shapes[2][2] = None
+    assert operator.bind(shapes, case.attributes) == values
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.integers(1, 50))
+def test_formulas_are_the_same_in_cpp(a: int, b: int, c: int) -> None:
+    for formula in ("a * (b + c)", "ceil_div(a, b) + 1", "a // b * c", "min(a, max(b, c))"):
+        names = {"a": "v[0]", "b": "v[1]", "c": "v[2]"}
+        assert names_in(formula) <= set(names)
+        # Python reads it too, once its division is Python's.
+        text = to_cpp(formula, names).replace("/", "//").replace("INT64_C", "")
+        functions = {"ceil_div": lambda x, y: -(-x // y), "min": min, "max": max}
+        assert eval(text, functions, {"v": [a, b, c]}) == evaluate(formula, {"a": a, "b": b, "c": c})
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=[each.name for each in OPERATORS])
+def test_onnx_checks_and_infers(operator: Operator) -> None:
+    for seed in range(6):
+        case = make_case(operator.name, seed)
+        model = one_node_model(operator, case.inputs, case.attributes, set(), "static", case.outputs, {})
+        onnx.checker.check_model(model, full_check=True)
+        found = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+        for output in found.graph.output:
+            sizes = [size.dim_value for size in output.type.tensor_type.shape.dim]
+            assert sizes == list(case.expected[output.name].shape)
+
+
+def test_onnx_refuses_what_the_row_does_not_take() -> None:
+    operator = BY_NAME["DeepSeekMatMul"]
+    inputs = {"x": torch.zeros(2, 8), "weight": torch.zeros(4, 7)}
+    wrong_shape = one_node_model(operator, inputs, {}, set(), "static", ["y"], {})
+    with pytest.raises(Exception, match="weight has 7 where K = 8"):
+        onnx.checker.check_model(wrong_shape, full_check=True)
+    wrong_type = one_node_model(operator, {**inputs, "weight": torch.zeros(4, 8).int()}, {}, set(), "static", ["y"], {})
+    with pytest.raises(Exception, match=r"weight|int32"):
+        onnx.checker.check_model(wrong_type, full_check=True)
+    unknown = one_node_model(operator, {**inputs, "weight": torch.zeros(4, 8)}, {"axis": 1}, set(), "static", ["y"], {})
+    with pytest.raises(onnx.checker.ValidationError, match="axis"):
+        onnx.checker.check_model(unknown, full_check=True)
