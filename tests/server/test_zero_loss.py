@@ -10,7 +10,7 @@ CYCLES = 20
 PUBLICATIONS = 5
 
 
-# Takes about a minute on two quiet cores, and ten on busy ones.
+# Takes 80 s on two quiet cores, and some minutes on busy ones.
 @pytest.mark.timeout(1800)
 def test_two_operators_and_sixteen_streams(fresh_server: Callable[..., RunningServer]) -> None:
     server = fresh_server(traffic_ratio=0.1)
