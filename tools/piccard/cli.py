@@ -338,6 +338,22 @@ def generate(
     run(checkpoint, prompt, chat=chat, sampling=given, settings=settings, as_json=as_json)
 
 
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of a Hugging Face checkpoint.")],
+    out: Annotated[Path, typer.Argument(help="The folder to make.")],
+) -> None:
+    """Write a checkpoint as an ONNX model over the com.deepseek operators; weights keep their type."""
+    from deepseek_engine.models import CheckpointError
+    from deepseek_ops.exporter.export import ExportError
+    from deepseek_ops.exporter.export import export as run
+
+    try:
+        typer.echo(run(checkpoint, out, lambda part: typer.echo(part, err=True)))
+    except (CheckpointError, ExportError) as error:
+        raise OperationError(str(error)) from error
+
+
 def _operation(
     home: Path, service: str, dry_run: bool, *, must_answer: bool = True
 ) -> AbstractContextManager[Operation]:

@@ -1,0 +1,1 @@
+"""Writes a checkpoint as an ONNX model over the com.deepseek operators."""

@@ -1,0 +1,63 @@
+"""A checkpoint's folder in, a folder with model.onnx and its weights out."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import torch
+from deepseek_engine.models import load_config
+from deepseek_engine.models.weights import DTYPES, Checkpoint
+from safetensors import safe_open
+
+from deepseek_ops.exporter.model_writer import ModelWriter
+from deepseek_ops.exporter.weight_files import WeightFiles
+from deepseek_ops.schemas import register_schemas
+
+MODEL_FILE = "model.onnx"
+
+
+class ExportError(RuntimeError):
+    """Why nothing was written; the message says what to do."""
+
+
+def export(checkpoint: Path, out: Path, progress: Callable[[str], None] | None = None) -> Path:
+    """Write the model; returns its path. Weights keep the checkpoint's own type, and the model passes onnx.checker.
+
+    `progress` is called with the name of each part that is begun. What fails leaves no folder behind.
+
+    Raises:
+        CheckpointError: the checkpoint is none that the engine loads.
+        ExportError: `out` is there already.
+    """
+    if out.exists():
+        raise ExportError(f"{out} is there already: name a folder that is not, or remove it")
+    config = load_config(checkpoint)
+    # Opening it first tells what is wrong with its files.
+    weights = Checkpoint(checkpoint, dtype=torch.float32)
+    weights.dtype = stored_dtype(checkpoint)
+    work = out.with_name(f".{out.name}.part")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    try:
+        model = ModelWriter(config, weights, WeightFiles(work, progress)).write()
+        path = work / MODEL_FILE
+        path.write_bytes(model.SerializeToString())
+        register_schemas()
+        # From its path: so the checker finds the files too, and a model may be larger than one message.
+        onnx.checker.check_model(str(path), full_check=True)
+        work.rename(out)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    return out / MODEL_FILE
+
+
+def stored_dtype(checkpoint: Path) -> torch.dtype:
+    """The type of the embedding's table, which stands for the others."""
+    name = "model.embed_tokens.weight"
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as handle:
+            if name in handle.keys():  # noqa: SIM118
+                return DTYPES.get(handle.get_slice(name).get_dtype(), torch.float32)
+    return torch.float32

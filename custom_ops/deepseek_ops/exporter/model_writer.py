@@ -1,0 +1,235 @@
+"""The graph of every family, layer by layer."""
+
+from dataclasses import dataclass, field
+
+import onnx
+import torch
+from deepseek_engine.models.config import DeepseekConfig, LlamaConfig, ModelConfig
+from deepseek_engine.models.latent_attention import LATENT_NORM_EPS, softmax_scale
+from deepseek_engine.models.rope_frequencies import rope_frequencies, rotation_factor
+from deepseek_engine.models.weights import Checkpoint
+from torch import Tensor
+
+from deepseek_ops.exporter.graph_builder import GraphBuilder
+from deepseek_ops.exporter.weight_files import WeightFiles
+
+_FLOAT, _INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+_BATCH = ("block_tables", "query_starts", "context_lengths")
+
+
+@dataclass(slots=True)
+class ModelWriter:
+    """Writes one model.
+
+    Inputs: token_ids, positions int64 [T]; block_tables [R, M], query_starts [R + 1], context_lengths [R], int64, as
+    DeepSeekPagedAttention takes them; logits_indices int64 [N], the rows whose logits are wanted; and a cache a layer
+    and plane, float [B, S, width]. Outputs: logits float [N, vocabulary], and the caches under their names with _out,
+    which have to be bound to the same memory.
+    """
+
+    config: ModelConfig
+    checkpoint: Checkpoint
+    files: WeightFiles
+    graph: GraphBuilder = field(default_factory=GraphBuilder)
+
+    def write(self) -> onnx.ModelProto:
+        """All layers' weights and the model, whose weights lie in the files."""
+        config, graph = self.config, self.graph
+        self._inputs()
+        self.files.begin("embedding")
+        vocabulary = (config.vocab_size, config.hidden_size)
+        table = self._weight("model.embed_tokens.weight", *vocabulary)
+        rotary = config.head_dim if isinstance(config, LlamaConfig) else self._deepseek.qk_rope_head_dim
+        self.files.add("inv_freq", rope_frequencies(config.rope, rotary))
+        hidden = graph.standard("Gather", "embedding", table, "token_ids")
+        hidden = graph.standard("Cast", "embedding.cast", hidden, to=_FLOAT)
+        for layer in range(config.num_hidden_layers):
+            self.files.begin(f"layer_{layer:03}")
+            hidden = self._layer(f"model.layers.{layer}", layer, hidden)
+        self.files.begin("head")
+        hidden = self._norm("model.norm", hidden, config.hidden_size)
+        hidden = graph.standard("Gather", "last", hidden, "logits_indices", axis=0)
+        if not config.tie_word_embeddings:
+            table = self._weight("lm_head.weight", *vocabulary)
+        graph.deepseek("DeepSeekMatMul", "lm_head", {"x": hidden, "weight": table}, {"y": "logits"})
+        graph.output("logits", _FLOAT, "N", config.vocab_size)
+        self._cache_outputs()
+        self.files.finish()
+        return graph.model(config.architecture, self.files.tensors)
+
+    @property
+    def _deepseek(self) -> DeepseekConfig:
+        assert isinstance(self.config, DeepseekConfig)
+        return self.config
+
+    def planes(self) -> dict[str, int]:
+        """Cache plane of a layer to its width."""
+        config = self.config
+        if isinstance(config, LlamaConfig):
+            return dict.fromkeys(("k", "v"), config.num_key_value_heads * config.head_dim)
+        return {"latent": self._deepseek.kv_lora_rank + self._deepseek.qk_rope_head_dim}
+
+    def _inputs(self) -> None:
+        for name, sizes in (("token_ids", ["T"]), ("positions", ["T"]), ("logits_indices", ["N"])):
+            self.graph.input(name, _INT64, *sizes)
+        for name, sizes in zip(_BATCH, (["R", "M"], ["R_and_1"], ["R"]), strict=True):
+            self.graph.input(name, _INT64, *sizes)
+        for layer in range(self.config.num_hidden_layers):
+            for plane, width in self.planes().items():
+                self.graph.input(f"{plane}_{layer}", _FLOAT, "B", "S", width)
+
+    def _cache_outputs(self) -> None:
+        for layer in range(self.config.num_hidden_layers):
+            for plane, width in self.planes().items():
+                self.graph.output(f"{plane}_{layer}_out", _FLOAT, "B", "S", width)
+
+    def _layer(self, prefix: str, layer: int, hidden: str) -> str:
+        normed = self._norm(f"{prefix}.input_layernorm", hidden, self.config.hidden_size)
+        attend = self._grouped_attention if isinstance(self.config, LlamaConfig) else self._latent_attention
+        hidden = attend(f"{prefix}.self_attn", layer, normed, hidden)
+        normed = self._norm(f"{prefix}.post_attention_layernorm", hidden, self.config.hidden_size)
+        if isinstance(self.config, DeepseekConfig) and self.config.is_moe(layer):
+            return self._experts(f"{prefix}.mlp", normed, hidden)
+        return self._feed_forward(f"{prefix}.mlp", normed, hidden)
+
+    def _latent_attention(self, prefix: str, layer: int, x: str, residual: str) -> str:
+        config = self._deepseek
+        heads, rank, rotary = config.num_attention_heads, config.kv_lora_rank, config.qk_rope_head_dim
+        width, bias = config.qk_nope_head_dim + rotary, config.attention_bias
+        if config.q_lora_rank:
+            q = self._linear(f"{prefix}.q_a_proj", x, config.q_lora_rank, config.hidden_size, bias=bias)
+            q = self._norm(f"{prefix}.q_a_layernorm", q, config.q_lora_rank, LATENT_NORM_EPS)
+            q = self._linear(f"{prefix}.q_b_proj", q, heads * width, config.q_lora_rank)
+        else:
+            q = self._linear(f"{prefix}.q_proj", x, heads * width, config.hidden_size)
+        q = self._rotate(f"{prefix}.q_rotary", q, heads, interleaved=True)
+        entries = self._linear(f"{prefix}.kv_a_proj_with_mqa", x, rank + rotary, config.hidden_size, bias=bias)
+        entries = self._norm(f"{prefix}.kv_a_layernorm", entries, rank, LATENT_NORM_EPS)
+        entries = self._rotate(f"{prefix}.k_rotary", entries, 1, interleaved=True)
+        rows = heads * (config.qk_nope_head_dim + config.v_head_dim)
+        kv_b = self._weight(f"{prefix}.kv_b_proj.weight", rows, rank)
+        cache = f"latent_{layer}"
+        self.graph.deepseek(
+            "DeepSeekMLAPagedAttention",
+            prefix,
+            {"q": q, "entries": entries, "cache": cache, "kv_b": kv_b, **{name: name for name in _BATCH}},
+            {"y": f"{prefix}.y", "cache_out": f"{cache}_out"},
+            num_heads=heads,
+            qk_nope_head_dim=config.qk_nope_head_dim,
+            qk_rope_head_dim=rotary,
+            v_head_dim=config.v_head_dim,
+            scale=softmax_scale(config),
+        )
+        inner = heads * config.v_head_dim
+        return self._linear(f"{prefix}.o_proj", f"{prefix}.y", config.hidden_size, inner, bias=bias, residual=residual)
+
+    def _grouped_attention(self, prefix: str, layer: int, x: str, residual: str) -> str:
+        config = self.config
+        assert isinstance(config, LlamaConfig)
+        heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
+        made = {}
+        for name, count in heads.items():
+            made[name] = self._linear(
+                f"{prefix}.{name}_proj", x, count * config.head_dim, config.hidden_size, bias=config.qkv_bias
+            )
+            if name == "v":
+                continue
+            if config.qk_norm:
+                made[name] = self._norm(f"{prefix}.{name}_norm", made[name], config.head_dim, heads=count)
+            made[name] = self._rotate(f"{prefix}.{name}_rotary", made[name], count, interleaved=False)
+        caches = {"key_cache": f"k_{layer}", "value_cache": f"v_{layer}"}
+        self.graph.deepseek(
+            "DeepSeekPagedAttention",
+            prefix,
+            {**made, **caches, **{name: name for name in _BATCH}},
+            {"y": f"{prefix}.y", **{f"{plane}_out": f"{cache}_out" for plane, cache in caches.items()}},
+            num_heads=heads["q"],
+            num_key_value_heads=heads["k"],
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5,
+        )
+        inner = heads["q"] * config.head_dim
+        return self._linear(
+            f"{prefix}.o_proj",
+            f"{prefix}.y",
+            config.hidden_size,
+            inner,
+            bias=config.attention_bias,
+            residual=residual,
+        )
+
+    def _feed_forward(self, prefix: str, x: str, residual: str) -> str:
+        hidden, inner = self.config.hidden_size, self.config.intermediate_size
+        gate_up = self._gate_up(prefix, f"{prefix}.gate_up", inner)
+        both = self.graph.deepseek("DeepSeekMatMul", f"{prefix}.gate_up_proj", {"x": x, "weight": gate_up})[0]
+        active = self.graph.deepseek("DeepSeekSwiGLU", f"{prefix}.swiglu", {"gate_up": both})[0]
+        return self._linear(f"{prefix}.down_proj", active, hidden, inner, residual=residual)
+
+    def _experts(self, prefix: str, x: str, residual: str) -> str:
+        config, graph = self._deepseek, self.graph
+        hidden, inner, count = config.hidden_size, config.moe_intermediate_size, config.n_routed_experts
+        logits = self._linear(f"{prefix}.gate", x, count, hidden)
+        bias = None
+        if config.topk_method == "noaux_tc":
+            bias = self._weight(f"{prefix}.gate.e_score_correction_bias", count, dtype=torch.float32)
+        grouped = config.topk_method != "greedy"
+        weights, experts = graph.deepseek(
+            "DeepSeekMoEGate",
+            f"{prefix}.choice",
+            {"logits": logits, "bias": bias},
+            topk_method=config.topk_method,
+            num_experts_per_tok=config.num_experts_per_tok,
+            n_group=config.n_group if grouped else 1,
+            topk_group=config.topk_group if grouped else 1,
+            norm_topk_prob=int(config.norm_topk_prob),
+            routed_scaling_factor=config.routed_scaling_factor,
+        )
+        names = [f"{prefix}.experts.{expert}" for expert in range(count)]
+        inputs: dict[str, str | None] = {"x": x, "weights": weights, "experts": experts, "residual": residual}
+        inputs["gate_up"] = self.files.add(
+            f"{prefix}.experts.gate_up", torch.stack([self._gate_up_tensor(name, inner) for name in names])
+        )
+        down = torch.stack([self.checkpoint.tensor(f"{name}.down_proj.weight", hidden, inner) for name in names])
+        inputs["down"] = self.files.add(f"{prefix}.experts.down", down)
+        if config.n_shared_experts:
+            shared, wide = f"{prefix}.shared_experts", config.n_shared_experts * inner
+            inputs["shared_gate_up"] = self._gate_up(shared, f"{shared}.gate_up", wide)
+            inputs["shared_down"] = self._weight(f"{shared}.down_proj.weight", hidden, wide)
+        return graph.deepseek("DeepSeekMoE", f"{prefix}.experts", inputs)[0]
+
+    def _gate_up(self, prefix: str, name: str, inner: int) -> str:
+        return self.files.add(name, self._gate_up_tensor(prefix, inner))
+
+    def _gate_up_tensor(self, prefix: str, inner: int) -> Tensor:
+        names = (f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight")
+        return torch.cat([self.checkpoint.tensor(name, inner, self.config.hidden_size) for name in names])
+
+    def _weight(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> str:
+        return self.files.add(name, self.checkpoint.tensor(name, *shape, dtype=dtype))
+
+    def _linear(
+        self, name: str, x: str, outputs: int, columns: int, *, bias: bool = False, residual: str | None = None
+    ) -> str:
+        inputs: dict[str, str | None] = {"x": x, "weight": self._weight(f"{name}.weight", outputs, columns)}
+        inputs["bias"] = self._weight(f"{name}.bias", outputs) if bias else None
+        return self.graph.deepseek("DeepSeekMatMul", name, {**inputs, "residual": residual})[0]
+
+    def _norm(self, name: str, x: str, width: int, epsilon: float | None = None, *, heads: int = 1) -> str:
+        return self.graph.deepseek(
+            "DeepSeekRMSNorm",
+            name,
+            {"x": x, "weight": self._weight(f"{name}.weight", width)},
+            epsilon=self.config.rms_norm_eps if epsilon is None else epsilon,
+            num_heads=heads,
+        )[0]
+
+    def _rotate(self, name: str, x: str, heads: int, *, interleaved: bool) -> str:
+        return self.graph.deepseek(
+            "DeepSeekRotaryEmbedding",
+            name,
+            {"x": x, "positions": "positions", "inv_freq": "inv_freq"},
+            num_heads=heads,
+            interleaved=int(interleaved),
+            scale=rotation_factor(self.config.rope),
+            max_position_embeddings=self.config.max_position_embeddings,
+        )[0]

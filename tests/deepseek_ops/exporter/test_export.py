@@ -1,0 +1,99 @@
+"""Exported models against the engine's, family by family."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from deepseek_engine.models import CheckpointError, load_model
+from deepseek_ops.exporter.export import MODEL_FILE, ExportError, export
+from exported_model import ExportedModel
+from paged_sequences import PagedSequences
+from random_checkpoints import FAMILIES, VARIANTS, make_checkpoint, random_token_ids
+from torch import Tensor
+
+TOLERANCE = 2e-4
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the smallest DeepSeek-V3."""
+    return export(checkpoint_folder("v3"), tmp_path_factory.mktemp("exports") / "v3")
+
+
+def run(model: object) -> list[Tensor]:
+    """Prompts of three sequences, one of them in two chunks beside a decoding one, then steps of one token."""
+    sequences = PagedSequences(model, [90, 40, 60], poison=float("nan"))  # type: ignore[arg-type]
+    tokens = [random_token_ids(length, seed) for seed, length in enumerate((90, 40, 60))]
+    logits = []
+    for chunks in (
+        {0: tokens[0][:70], 1: tokens[1][:9]},
+        {1: tokens[1][9:10], 2: tokens[2][:33]},
+        {2: tokens[2][33:50], 0: tokens[0][70:71]},
+        *(
+            {0: tokens[0][71 + i : 72 + i], 1: tokens[1][10 + i : 11 + i], 2: tokens[2][50 + i : 51 + i]}
+            for i in range(4)
+        ),
+    ):
+        logits += list(sequences.step(chunks).values())
+    return logits
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
+def test_logits_are_the_engines(
+    library: Path, family: str, checkpoint_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = checkpoint_folder(family)
+    model = load_model(folder, dtype=torch.float32)
+    path = export(folder, tmp_path / "out")
+    for got, expected in zip(run(ExportedModel(path, library, model)), run(model), strict=True):
+        torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+        assert torch.equal(got.argmax(-1), expected.argmax(-1))
+
+
+def test_the_graph_holds_nothing_but_our_operators(exported: Path) -> None:
+    model = onnx.load(exported, load_external_data=False)
+    others = {node.op_type for node in model.graph.node if node.domain != "com.deepseek"}
+    assert others <= {"MatMul", "Gather", "Cast"}
+    assert all(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer)
+    assert sorted(path.name for path in exported.parent.iterdir()) == [
+        "embedding.data",
+        "head.data",
+        "layer_000.data",
+        "layer_001.data",
+        "layer_002.data",
+        MODEL_FILE,
+    ]
+
+
+def test_weights_keep_their_type(library: Path, checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    halved = tmp_path / "halved"
+    AutoModelForCausalLM.from_pretrained(checkpoint_folder("v3"), dtype=torch.bfloat16).save_pretrained(halved)
+    path = export(halved, tmp_path / "out")
+    kinds = {tensor.name: tensor.data_type for tensor in onnx.load(path, load_external_data=False).graph.initializer}
+    single = {name for name, kind in kinds.items() if kind == onnx.TensorProto.FLOAT}
+    assert all(name == "inv_freq" or name.endswith("e_score_correction_bias") for name in single)
+    assert set(kinds.values()) == {onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16}
+    model = load_model(halved, dtype=torch.float32)
+    for got, expected in zip(run(ExportedModel(path, library, model)), run(model), strict=True):
+        torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_parts_are_told_in_order(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    told: list[str] = []
+    export(checkpoint_folder("llama"), tmp_path / "out", told.append)
+    assert told == ["embedding", "layer_000", "layer_001", "layer_002", "head"]
+
+
+def test_what_fails_leaves_nothing(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="is there already"):
+        export(checkpoint_folder("llama"), tmp_path)
+    damaged = make_checkpoint("llama", tmp_path / "damaged")
+    file = damaged / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-5000])
+    with pytest.raises(CheckpointError):
+        export(damaged, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged"]
