@@ -1,4 +1,4 @@
-"""A double of a server's model control: the versions of one service, their processes, and the configuration on disk.
+"""A double of a server's model control: versions and steps of one service, their processes, the configuration on disk.
 
 It keeps what a tritonserver does as tools see it: a start follows config.pbtxt, all or nothing; a load names the whole
 set, loads what is new and lets go of the rest; a version that was let go ends after its last request.
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from piccard.errors import OperationError
+from piccard.places import steps
 from piccard.probe import ProbeError
 from piccard.repository import configured_versions
 from piccard.triton_control import IndexEntry, LoadError
@@ -44,6 +45,8 @@ class FakeTriton:
         """Load what config.pbtxt names; where one of those fails, nothing."""
         self.running = True
         self._publish("supervisor", SupervisorReport(grpc="fake", details={"phase": "serving"}).model_dump(mode="json"))
+        for owner in steps(self.service).values():
+            self._publish(owner, {})
         wanted = configured_versions(self.service) or []
         if not self._problem(wanted):
             for version in wanted:
@@ -135,6 +138,7 @@ class FakeControl:
             raise OperationError("cannot read the index: the server is gone")
         service = self._server.service
         ready = [IndexEntry(service.llm, version, "READY", "") for version in sorted(self._server.loaded)]
+        ready += [IndexEntry(model, 1, "READY", "") for model in steps(service)]
         return ready + [IndexEntry(service.llm, version, "UNLOADING", "") for version in sorted(self._server.draining)]
 
     def ready_versions(self, model: str) -> list[int]:
