@@ -43,7 +43,7 @@ STATE_MEANINGS: dict[VersionState, str] = {
 # Every move that a version may make, and what makes it.
 MOVE_CAUSES: dict[tuple[VersionState, VersionState], str] = {
     (_S.STAGED, _S.LOADING): "`publish` with a server, or the server's start",
-    (_S.STAGED, _S.FAILED): "its folder cannot be read",
+    (_S.STAGED, _S.FAILED): "its load was to begin, and state.json could not be written",
     (_S.STAGED, _S.RETIRED): "`retire` before it was ever loaded",
     (_S.LOADING, _S.PROBING): "the server has loaded it",
     (_S.LOADING, _S.FAILED): "the server could not load it, or the load was interrupted",
@@ -53,7 +53,7 @@ MOVE_CAUSES: dict[tuple[VersionState, VersionState], str] = {
     (_S.READY, _S.STABLE): "`promote`, or it is stable and was loaded again",
     (_S.READY, _S.PREVIOUS): "it is previous and was loaded again",
     (_S.READY, _S.DRAINING): "`retire`",
-    (_S.READY, _S.FAILED): "its process died and could not be started again",
+    (_S.READY, _S.FAILED): "its process died and could not be started again, or a start could not load it",
     (_S.CANARY, _S.READY): "`canary off`, another canary, or `promote` of another",
     (_S.CANARY, _S.STABLE): "`promote`",
     (_S.CANARY, _S.FAILED): "its process died and could not be started again, or a start could not load it",
@@ -64,10 +64,8 @@ MOVE_CAUSES: dict[tuple[VersionState, VersionState], str] = {
     (_S.PREVIOUS, _S.CANARY): "`canary set`: a second chance after a rollback",
     (_S.PREVIOUS, _S.FAILED): "its process died and could not be started again, or a start could not load it",
     (_S.DRAINING, _S.RETIRED): "its last stream is over",
-    (_S.DRAINING, _S.FAILED): "its process could not be ended",
     (_S.FAILED, _S.LOADING): "the same `publish` again, `revive`, or the start of a server where it has a role",
     (_S.FAILED, _S.DRAINING): "`retire`",
-    (_S.FAILED, _S.RETIRED): "its folder is gone",
 }
 
 MOVES: dict[VersionState, frozenset[VersionState]] = {
