@@ -22,6 +22,7 @@ from piccard_contract.request import RequestExtensions
 from piccard_contract.routing import ROUTE_REASON_MEANINGS
 from piccard_contract.sampling import SamplingParams
 from piccard_contract.tensors import ADDED_INPUTS, ADDED_OUTPUTS, VLLM_INPUTS, VLLM_OUTPUTS, TensorSpec
+from piccard_contract.unserved import UNSERVED
 from piccard_contract.version_file import CacheSettings, VersionFile
 
 _NOTICE = "<!-- Made by `python -m piccard_contract.reference docs`; edit the tables in contract/ instead. -->"
@@ -69,6 +70,7 @@ def interface_page() -> str:
         ("Outputs of Triton's vLLM backend", _tensor_table(VLLM_OUTPUTS)),
         ("Outputs added", _tensor_table(ADDED_OUTPUTS)),
         ("Sampling parameters", _sampling_section()),
+        ("vLLM's parameters that are not served", _unserved_section()),
         ("Input `extensions`", _model_table(RequestExtensions)),
         ("Output `details`", _table(("key", "meaning"), ((f"`{k}`", v) for k, v in OUTPUT_DETAILS.items()))),
         ("Routing", _routing_section()),
@@ -192,6 +194,13 @@ def _sampling_section() -> str:
         "As a JSON object in `sampling_parameters`, or, as with the vLLM backend, as request parameters (JSON keys of"
         " `/generate`). Numbers may be sent as strings. Triton takes no list, object or null as a parameter, so those"
         " work within `sampling_parameters` only, which is a string that holds JSON.\n\n" + _model_table(SamplingParams)
+    )
+
+
+def _unserved_section() -> str:
+    return (
+        "vLLM, or its Triton backend, has these or had them. They are refused with UNSUPPORTED; null counts as left"
+        " out.\n\n" + _table(("key", "why, or what to use instead"), ((f"`{k}`", v) for k, v in UNSERVED.items()))
     )
 
 

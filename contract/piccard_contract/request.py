@@ -17,6 +17,7 @@ from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.routing import RouteKeys
 from piccard_contract.sampling import SamplingParams
 from piccard_contract.tensors import INPUT_SPECS
+from piccard_contract.unserved import UNSERVED, refusal
 from piccard_contract.validation import closest, explain
 
 # Bytes of text, messages and parameters together. V3's longest context is some 600 kB of text.
@@ -54,8 +55,6 @@ MAX_ID_LENGTH = 256
 # JSON keys and parameters beside the sampling parameters.
 PIN_PARAMETER = "version"
 USER_PARAMETER = "user"
-# Of Triton's vLLM backend; refused, since no version has adapters.
-ADAPTER_PARAMETER = "lora_name"
 
 # Strings of a JSON text, found without ever going back.
 _TEXTS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -420,16 +419,15 @@ def _sampling(
             raise RequestError(
                 ErrorCode.INVALID_VALUE, f"{name} was sent in sampling_parameters and beside it; send it once"
             )
-        if name not in SamplingParams.model_fields and name != ADAPTER_PARAMETER:
+        if name not in SamplingParams.model_fields and name not in UNSERVED:
             # Of thousands the first is told, and no list of them all is made.
             raise _unknown(name, SamplingParams)
         named[name] = setting
-    if named.get(ADAPTER_PARAMETER) is not None:
-        raise RequestError(ErrorCode.UNSUPPORTED, "lora_name: no version has adapters; leave it out")
-    named.pop(ADAPTER_PARAMETER, None)
     # A JSON null is a parameter left out, but for those where None has a meaning of its own.
     named = {name: item for name, item in named.items() if item is not None or name == "max_tokens"}
     for name, item in named.items():
+        if name in UNSERVED:
+            raise RequestError(ErrorCode.UNSUPPORTED, refusal(name))
         if isinstance(item, bool) and name in _NUMBERS:
             raise RequestError(ErrorCode.INVALID_VALUE, f"{name} takes a number, not {str(item).lower()}")
     try:

@@ -2,7 +2,17 @@
 
 from typing import Annotated, Any
 
-from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AllowInfNan,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -11,6 +21,13 @@ MAX_STOP_LENGTH = 1024
 # Entries of logit_bias and of stop_token_ids; OpenAI's API takes some hundred.
 MAX_TOKEN_ENTRIES = 4096
 MAX_CHOICES = 16
+
+# What is told of a value out of its range where vLLM's own range is wider.
+_NARROWER = {
+    "n": f"a request takes 1 to {MAX_CHOICES} choices; send more requests for more",
+    "logprobs": f"0 to {MAX_LOGPROBS} tokens are told at a position, and not the whole vocabulary (-1 in vLLM)",
+    "prompt_logprobs": f"0 to {MAX_LOGPROBS} tokens are told at a position, and not the whole vocabulary (-1 in vLLM)",
+}
 
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, AllowInfNan(False)]
@@ -33,7 +50,7 @@ class SamplingParams(BaseModel):
         stop_token_ids: tokens that end the text, at most 4096.
         include_stop_str_in_output: keep the stop string in the text.
         ignore_eos: go on after the end-of-sequence token.
-        logprobs: how many of the most likely tokens are told at each position, beside the chosen one.
+        logprobs: how many of the most likely tokens are told at each position, beside the chosen one; never all (-1).
         prompt_logprobs: the same for the prompt's positions.
         max_tokens: tokens generated at most; null means up to the context's end.
         min_tokens: end-of-sequence and stop tokens are masked until then.
@@ -66,6 +83,16 @@ class SamplingParams(BaseModel):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
+
+    @field_validator("n", "logprobs", "prompt_logprobs", mode="wrap")
+    @classmethod
+    def _within(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            if error.errors(include_url=False)[0]["type"] not in ("greater_than_equal", "less_than_equal"):
+                raise
+            raise ValueError(_NARROWER[str(info.field_name)]) from error
 
     @field_validator("stop", mode="before")
     @classmethod

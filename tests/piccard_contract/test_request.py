@@ -18,6 +18,7 @@ from piccard_contract.request import (
 )
 from piccard_contract.routing import RouteKeys
 from piccard_contract.sampling import SamplingParams
+from piccard_contract.unserved import UNSERVED
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 token_ids = st.lists(st.integers(0, 2**40), max_size=5)
@@ -281,3 +282,15 @@ def test_claims_are_signed(tenant: str, priority: int, secret: bytes) -> None:
     assert claims.sign(secret).signed_by(secret)
     assert not claims.sign(secret).signed_by(secret + b"x")
     assert not claims.sign(secret).model_copy(update={"priority": priority + 1}).signed_by(secret)
+
+
+@pytest.mark.parametrize("name", UNSERVED)
+def test_what_vllm_has_and_we_do_not_is_no_unknown_parameter(name: str) -> None:
+    for parameters, inputs in (({name: "2"}, {}), ({}, {"sampling_parameters": json.dumps({name: [1]}).encode()})):
+        with pytest.raises(RequestError) as refusal:
+            parse(parameters, text_input=b"a", **inputs)
+        assert refusal.value.code is ErrorCode.UNSUPPORTED
+        assert refusal.value.message == f"{name} is not served: {UNSERVED[name]}; leave it out"
+    assert name not in SamplingParams.model_fields
+    # As other parameters: null is one that was left out.
+    assert parse(text_input=b"a", sampling_parameters=json.dumps({name: None}).encode()).sampling == SamplingParams()

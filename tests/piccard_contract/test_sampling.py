@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from piccard_contract.sampling import SamplingParams
+from piccard_contract.validation import explain
 from pydantic import ValidationError
 
 
@@ -66,3 +67,28 @@ def test_fixed_seed(seed: int | None, fixed: int | None) -> None:
 @pytest.mark.parametrize(("temperature", "greedy"), [(0.0, True), (1e-6, True), (1e-4, False), (1.0, False)])
 def test_greedy(temperature: float, greedy: bool) -> None:
     assert SamplingParams(temperature=temperature).greedy is greedy
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({"n": 17}, "1 to 16 choices"),
+        ({"n": 0}, "1 to 16 choices"),
+        ({"logprobs": -1}, "0 to 20 tokens"),
+        ({"logprobs": "21"}, "0 to 20 tokens"),
+        ({"prompt_logprobs": -1}, "0 to 20 tokens"),
+    ],
+)
+def test_a_range_narrower_than_vllms_is_told(settings: dict[str, Any], limit: str) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        SamplingParams.model_validate(settings)
+
+    assert limit in explain(refusal.value)
+    assert next(iter(settings)) in explain(refusal.value)
+
+
+def test_what_is_no_number_is_told_as_that() -> None:
+    with pytest.raises(ValidationError) as refusal:
+        SamplingParams.model_validate({"logprobs": "many"})
+
+    assert "valid integer" in explain(refusal.value)

@@ -54,6 +54,7 @@ BAD: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "image": ("UNSUPPORTED", {"text_input": "a", "image": ["pixels"]}, {}),
     "embedding": ("UNSUPPORTED", {"embedding_request": "{}"}, {}),
     "adapter": ("UNSUPPORTED", {"text_input": "a", "sampling_parameters": {"lora_name": "x"}}, {}),
+    "words of vLLM": ("UNSUPPORTED", {"text_input": "a", "sampling_parameters": {"bad_words": ["x"]}}, {}),
 }
 
 
