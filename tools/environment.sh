@@ -7,6 +7,32 @@ set -eu
 cd "$(dirname "$0")/.."
 venv=.venv
 
+refuse() {
+    printf "%s\n" "$1" >&2
+    exit 1
+}
+
+# What no installation can mend: each lack is one sentence with its remedy.
+check_machine() {
+    probe=$(mktemp "$venv.XXXXXX" 2>/dev/null) ||
+        refuse "$PWD cannot be written, and $venv is made there: make it writable for you, or work in a copy of it."
+    rm -f "$probe"
+    machine=$(uname -m)
+    [ "$machine" = x86_64 ] ||
+        refuse "This machine is $machine and tritonserver's wheel is built for x86_64: use a machine, or a virtual one, of that kind."
+    # Where the C library is another one, such as musl, this tells nothing.
+    glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null) || glibc=
+    case $glibc in
+    "glibc 2."*)
+        minor=${glibc#glibc 2.}
+        minor=${minor%%[!0-9]*}
+        ;;
+    *) minor= ;;
+    esac
+    [ "${minor:-0}" -ge 35 ] ||
+        refuse "The C library is ${glibc:-not glibc} and tritonserver's wheel needs glibc 2.35: use Debian 12, Ubuntu 22.04 or newer, or NVIDIA's Triton container."
+}
+
 usable() {
     "$1" - >/dev/null 2>&1 <<'PY'
 import ensurepip, os, sys, sysconfig, venv
@@ -32,9 +58,7 @@ make_venv() {
         uv venv --quiet --seed --clear --python-preference only-managed --python 3.12 "$venv"
         return
     fi
-    echo "Piccard needs Python 3.11 or 3.12 with venv and its shared library: install python3.11-venv and libpython3.11" \
-        "(Debian 12), python3.12-venv and libpython3.12 (Ubuntu 24.04), or uv, and run make again." >&2
-    exit 1
+    refuse "Piccard needs Python 3.11 or 3.12 with venv and its shared library: install python3.11-venv and libpython3.11 (Debian 12), python3.12-venv and libpython3.12 (Ubuntu 24.04), or uv, and run make again."
 }
 
 install_torch() {
@@ -59,6 +83,7 @@ install_torch() {
     fi
 }
 
+check_machine
 if [ ! -x "$venv/bin/python" ] || ! usable "$venv/bin/python"; then
     make_venv
 fi
