@@ -2,6 +2,7 @@
 
 import os
 import socket
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,14 @@ def test_shared_libpython(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_numpy() -> None:
     assert prerequisites.numpy_problem("1.26.4") is None
     assert_sentence(prerequisites.numpy_problem("2.1.0"), "numpy is 2.1.0", "pip install 'numpy<2'")
+
+
+def test_numpy_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(prerequisites, "version", version)
+    assert_sentence(prerequisites.numpy_problem(), "numpy is not installed", "make serve")
 
 
 def test_stub_of_another_python(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def numpy_problem(found: str | None = None) -> str | None:
     try:
         found = found or version("numpy")
     except PackageNotFoundError:
-        return "numpy is not installed; run `make setup`"
+        return "numpy is not installed; run `make serve`"
     if int(found.split(".")[0]) < 2:
         return None
     return f"numpy is {found}, the wheel's tritonserver needs numpy 1; run `pip install 'numpy<2'`"
