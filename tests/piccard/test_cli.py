@@ -21,14 +21,22 @@ from typer.testing import CliRunner
 
 Piccard = Callable[..., "subprocess.CompletedProcess[str]"]
 
-COMMANDS = [
-    ("promote", "2"),
-    ("canary", "set", "--version=2", "--ratio=0.5"),
-    ("canary", "off"),
-    ("publish", "scripted", "--runner=scripted", "--label=v1.2.0"),
-    ("publish", "scripted", "--runner=scripted", "--label=v1.0.0", "--service=other"),
+# With what has to be done before them, which is no part of the test.
+COMMANDS: list[tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]] = [
+    ((), ("promote", "2")),
+    ((), ("canary", "set", "--version=2", "--ratio=0.5")),
+    ((), ("canary", "off")),
+    ((), ("publish", "scripted", "--runner=scripted", "--label=v1.2.0")),
+    ((), ("publish", "scripted", "--runner=scripted", "--label=v1.0.0", "--service=other")),
+    ((("canary", "off"),), ("retire", "2")),
+    ((("promote", "2"),), ("retire", "1", "--force")),
 ]
-IDS = [" ".join(command[:2]) for command in COMMANDS]
+# A rollback done twice leads back, so it is no command of which twice is once.
+DRY = [*COMMANDS, ((("promote", "2"),), ("rollback",))]
+
+
+def ids(cases: list[Any]) -> list[str]:
+    return [" ".join(command[:2]) for _, command in cases]
 
 
 def audit(service: Service) -> list[dict[str, Any]]:
@@ -39,25 +47,39 @@ def states(service: Service) -> dict[int, VersionState]:
     return {number: record.state for number, record in StateStore(service).read().versions.items()}
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=IDS)
-def test_done_twice_is_done_once(service: Service, piccard: Piccard, command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("before", "command"), COMMANDS, ids=ids(COMMANDS))
+def test_done_twice_is_done_once(
+    service: Service, piccard: Piccard, before: tuple[tuple[str, ...], ...], command: tuple[str, ...]
+) -> None:
+    for earlier in before:
+        piccard(service.home, *earlier)
+    known = len(audit(service))
     first = json.loads(piccard(service.home, *command, "--json").stdout)
     after = StateStore(service).read(), load_policy(service)
     second = json.loads(piccard(service.home, *command, "--json").stdout)
     assert (first["changed"], second["changed"]) == (True, False)
     assert (StateStore(service).read(), load_policy(service)) == after
-    assert len([line for line in audit(service) if not line["what"].startswith("init")]) == 1
+    assert len([line for line in audit(service)[known:] if not line["what"].startswith("init")]) == 1
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=IDS)
+@pytest.mark.parametrize(("before", "command"), DRY, ids=ids(DRY))
 def test_dry_run_writes_nothing(
-    service: Service, piccard: Piccard, command: tuple[str, ...], tree_hash: Callable[[Path], str]
+    service: Service,
+    piccard: Piccard,
+    before: tuple[tuple[str, ...], ...],
+    command: tuple[str, ...],
+    tree_hash: Callable[[Path], str],
 ) -> None:
-    before = tree_hash(service.home)
+    for earlier in before:
+        piccard(service.home, *earlier)
+    tree = tree_hash(service.home)
     told = json.loads(piccard(service.home, *command, "--json", "--dry-run").stdout)
     assert told["changed"]
     assert told["dry_run"]
-    assert tree_hash(service.home) == before
+    assert tree_hash(service.home) == tree
+    # What it said is what is done.
+    done = json.loads(piccard(service.home, *command, "--json").stdout)
+    assert {**done, "dry_run": True} == told
 
 
 def test_init_twice_and_dry(tmp_path: Path, piccard: Piccard) -> None:
