@@ -49,11 +49,16 @@ def main() -> int:
                     continue
                 started = time.monotonic()
                 samples: Samples = []
+                ended_by: str | None = None
                 try:
                     use(server, count, max(1, count // args.samples), _progress(part, started, samples))
+                except BaseException as error:
+                    ended_by = f"{type(error).__name__}: {error}"
+                    raise
                 finally:
                     # What was seen until something failed tells as much about leaks.
-                    results[part] = _summary(growths(samples, each), samples, time.monotonic() - started)
+                    ended = {"wanted": count, "ended_by": ended_by, "seconds": round(time.monotonic() - started)}
+                    results[part] = _summary(growths(samples, each), samples, ended)
                     RESULTS.mkdir(exist_ok=True)
                     (RESULTS / "leaks.json").write_text(json.dumps(results, indent=1) + "\n")
                 grew += [f"{part}: {item['name']}" for item in results[part]["series"] if item["grew"]]
@@ -72,11 +77,12 @@ def _progress(part: str, started: float, samples: Samples) -> Tell:
     return tell
 
 
-def _summary(found: list[Growth], samples: Samples, seconds: float) -> dict[str, Any]:
+def _summary(found: list[Growth], samples: Samples, ended: dict[str, Any]) -> dict[str, Any]:
+    """A part as it is kept, with how many uses were wanted and the error that ended it before those, or null."""
     print(table(found), flush=True)
     return {
-        "count": samples[-1][0],
-        "seconds": round(seconds),
+        "count": samples[-1][0] if samples else 0,
+        **ended,
         "series": [asdict(item) | {"rise": item.rise, "grew": item.grew} for item in found],
         "samples": [{"at": at, **{name: round(value, 3) for name, value in sample.items()}} for at, sample in samples],
     }
