@@ -46,6 +46,9 @@ ENTRY_POINTS = {
     "HTTP `/generate` on `deepseek`": '400 for every code, the head in the body\'s `"error"`',
     "HTTP `/generate_stream` on `deepseek`": "before the first event 400 for every code; later the status is 200"
     ' already, and an event holds `"error"` with the head',
+    "gRPC stream or `/generate*` on `deepseek_llm`, a version called itself": "a response like any other, under OK or"
+    ' 200: the output `status` holds the code and the message (`{"code": "OK"}` in the last response of a request'
+    " that went well), so look there and ask for it where you name outputs",
 }
 
 TRITON_REFUSALS = (
@@ -74,6 +77,8 @@ def interface_page() -> str:
         ("Input `extensions`", _model_table(RequestExtensions)),
         ("Output `details`", _table(("key", "meaning"), ((f"`{k}`", v) for k, v in OUTPUT_DETAILS.items()))),
         ("Routing", _routing_section()),
+        ("Cancelling", _CANCELLING),
+        ("What differs from Triton's vLLM backend", _DIFFERENCES),
     )
 
 
@@ -157,6 +162,34 @@ _CHAT_EXAMPLE = """On `/generate*` a tensor that holds JSON is a string, so its 
       -d '{"messages": "[{\\"role\\": \\"user\\", \\"content\\": \\"Hi\\"}]", "max_tokens": 24}'
 
 The answer's arrays of one element are scalars there, as in everything that `/generate*` answers."""
+
+_CANCELLING = """Through the ensembles nobody sees a client leave: a closed stream, a call that timed out and gRPC's own
+cancel leave the generation running until its last token, or until the policy's `abandoned_limit` ends it (see
+[settings](settings.md)). So whoever leaves early, or a front door that sees its client leave, sends back the
+`cancel_token` of the newest response that held one. Any entry point of the service takes it:
+
+    curl -s localhost:8000/v2/models/deepseek/generate -d '{"extensions": "{\\"cancel\\": \\"TOKEN\\"}"}'
+
+- `details` of the answer holds `{"cancelled": true}` where a generation was found and ended, which is then told
+  CANCELLED; false where it was over already, or never was. It may be sent again.
+- The token comes with the first response of each version: a stream that another version takes over gets a new
+  one.
+- Before the first token of a stream there is none, unless `extensions` holds `{"announce": true}`: then an
+  empty response with the token comes first. Without `stream` it comes with the answer, so bound such a request
+  by `max_tokens`, or stream.
+- A version that is called itself (`deepseek_llm`) sees a gRPC stream end, and a `/generate_stream` that is
+  closed after its first event; `/generate` is never seen to be closed."""
+
+_DIFFERENCES = """- `image`, `embedding_request` and `lora_name` are refused with UNSUPPORTED, as are the parameters
+  listed above.
+- A sampling parameter that is sent in `sampling_parameters` and also as a request parameter is refused with
+  INVALID_VALUE; different ones may come by both ways, and all count. The vLLM backend ignores all request
+  parameters where the tensor is sent.
+- A parameter of an unknown name is refused with UNKNOWN_PARAMETER and not passed over.
+- A response of a stream may hold several tokens when the machine is busy
+  ([why](decisions/0012-responses-have-a-budget.md)), so count `token_ids` and not responses.
+- A failure is an error of Triton with a head that programs can read, see [errors](errors.md). Only a version
+  that is called itself (`deepseek_llm`) tells it as data, in the output `status` of a response under OK."""
 
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,

@@ -179,6 +179,15 @@ def test_every_failure_is_data(server: RunningServer, inputs: dict[str, Any], co
     assert text_of(call(server, text_input="well", sampling_parameters={"max_tokens": 1})) == "well well"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_over_http_a_failure_is_data_under_200(server: RunningServer, stream: bool) -> None:
+    inputs = {"version": "1", "text_input": "a", "top_p": 2}
+    status, bodies = http_generate(server.http, LLM, stream=stream, **inputs)
+
+    assert status == 200
+    assert json.loads(bodies[-1]["status"])["code"] == "INVALID_VALUE"
+
+
 def test_many_streams_at_once_keep_their_texts_apart(server: RunningServer, blocks_return: None) -> None:
     streams = [GrpcStream(server.grpc) for _ in range(16)]
     for number, stream in enumerate(streams):
