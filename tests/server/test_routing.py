@@ -10,7 +10,7 @@ from entry_points import ENTRY_POINTS, STREAMING, Answer
 from piccard.policy_store import update_policy
 from piccard_canary.sticky import position
 from piccard_server import RunningServer, wait_for
-from triton_calls import GrpcStream
+from triton_calls import GrpcStream, http_generate
 
 # Two tokens, each of which says which version made it.
 TAGGED = {"script": {"tokens": 2, "delay_s": 0.0, "tag": True}}
@@ -51,6 +51,28 @@ def test_by_header(server: RunningServer, entry: str, stream: bool, value: str, 
     answer = ask(server, entry, stream=stream, headers={"X-Canary": value})
 
     assert (answer.version, answer.reason) == (version, "header")
+
+
+def test_generate_has_its_keys_in_the_body_alone(fresh_server: Any) -> None:
+    """Triton keeps the HTTP headers of /generate* to itself; with no ratio nothing else leads to the canary."""
+    server: RunningServer = fresh_server(traffic_ratio=0.0)
+    inputs = {"text_input": "one two", "extensions": TAGGED}
+    for stream in (False, True):
+        for headers, keys, version, reason in (
+            ({"X-Canary": "true"}, {}, 1, "ratio"),
+            ({"X-Canary": "true", "X-Session-Id": "someone", "version": "2"}, {}, 1, "ratio"),
+            ({}, {"X-Canary": "true"}, 2, "header"),
+            ({"X-Canary": "true"}, {"X-Canary": "false"}, 1, "header"),
+        ):
+            status, answers = http_generate(
+                server.http, server.service.ensemble, stream=stream, headers=headers, **inputs, **keys
+            )
+            assert status == 200
+            assert {answer["served_version"] for answer in answers} == {version}
+            assert answers[-1]["route_reason"] == reason
+    # The same header on an entry point that hands it on.
+    answer = ENTRY_POINTS["http_infer"](server, {"X-Canary": "true"}, {}, inputs)
+    assert (answer.version, answer.reason) == (2, "header")
 
 
 @over_entry_points

@@ -125,13 +125,22 @@ def grpc_stream(
 
 
 def http_generate(
-    address: str, model: str, *, version: str = "", stream: bool = False, timeout: float = 60.0, **fields: Any
+    address: str,
+    model: str,
+    *,
+    version: str = "",
+    stream: bool = False,
+    headers: dict[str, str] | None = None,
+    timeout: float = 60.0,
+    **fields: Any,
 ) -> tuple[int, list[dict[str, Any]]]:
     """POST /generate, or /generate_stream with `stream`: the status and the JSON objects of the answer.
 
-    `stream` is sent as the input too.
+    `stream` is sent as the input too; `headers` are HTTP's own, which Triton keeps from the model here.
     """
-    with open_generate(address, model, version=version, stream=stream, timeout=timeout, **fields) as answer:
+    with open_generate(
+        address, model, version=version, stream=stream, headers=headers, timeout=timeout, **fields
+    ) as answer:
         body = answer.read().decode()
     if not stream:
         return answer.status, [json.loads(body)]
@@ -139,7 +148,14 @@ def http_generate(
 
 
 def open_generate(
-    address: str, model: str, *, version: str = "", stream: bool = False, timeout: float = 60.0, **fields: Any
+    address: str,
+    model: str,
+    *,
+    version: str = "",
+    stream: bool = False,
+    headers: dict[str, str] | None = None,
+    timeout: float = 60.0,
+    **fields: Any,
 ) -> Any:
     """The open answer of /generate or /generate_stream, also where its status tells of an error."""
     where = f"models/{model}/versions/{version}" if version else f"models/{model}"
@@ -153,7 +169,7 @@ def open_generate(
     request = urllib.request.Request(
         f"http://{address}/v2/{where}/{action}",
         json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
+        {"Content-Type": "application/json", **(headers or {})},
     )
     try:
         return urllib.request.urlopen(request, timeout=timeout)
