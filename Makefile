@@ -6,11 +6,20 @@ TEST_ARGS ?=
 TEST_JOBS ?= 2
 BIN := .venv/bin
 LOCKED := requirements/torch.txt requirements/runtime.txt requirements/dev.txt pyproject.toml tools/environment.sh
+# Those without a server first. SOAKS kill, or take up to half an hour; kernels needs a GPU; demo_server helps others.
+SCRIPTS := $(filter-out demo_server,$(notdir $(basename $(wildcard benchmarks/*.py))))
+SOAKS := $(filter $(SCRIPTS),zero_loss deaths leaks)
+FIRST := model_step engine_vs_transformers custom_ops
+BENCHMARKS := $(FIRST) $(filter-out $(FIRST) $(SOAKS) kernels,$(SCRIPTS))
+# Runs benchmarks by name; one that fails keeps none from running, but its exit code counts.
+RUN_BENCHMARKS = failed=; for name in $(1); do echo "benchmarks/$$name.py"; \
+	$(BIN)/python "benchmarks/$$name.py" || failed="$$failed $$name"; done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 SOURCES := contract python_backend ensemble custom_ops tools
 export PICCARD_HOME
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint fmt bench custom-ops lock clean
+.PHONY: help serve test lint fmt bench soak custom-ops lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,8 +41,12 @@ fmt: .venv/.dev ## format and sort imports
 	$(BIN)/ruff check --fix --select I .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev ## run the benchmarks of benchmarks/
-	@for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
+bench: .venv/.dev ## run the benchmarks, those of the kernels where there is a GPU
+	@gpu=; if $(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())"; then gpu=kernels; fi; \
+	$(call RUN_BENCHMARKS,$(BENCHMARKS) $$gpu)
+
+soak: .venv/.dev ## use servers for long: is a request lost, does anything grow (more than half an hour)
+	@$(call RUN_BENCHMARKS,$(SOAKS))
 
 custom-ops: .venv/.runtime ## build the ONNX Runtime operators if they have changed, and print the library's path
 	@$(BIN)/python -m deepseek_ops
