@@ -1,0 +1,127 @@
+"""The life of a real checkpoint on a real server: published with its code and hashes, canary, stable, rolled back."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from deepseek_engine.request import EngineRequest
+from deepseek_engine.torch_version import open_torch
+from entry_points import ENTRY_POINTS
+from piccard.home_init import init_home
+from piccard.probe import GOLDEN_PROMPTS, GOLDEN_TOKENS
+from piccard.snapshot import CODE_FOLDER, checkpoint_hashes, code_hash
+from piccard_contract.code_hash import ENGINE_PACKAGES
+from piccard_contract.home import version_owner
+from piccard_contract.lifecycle import VersionState
+from piccard_contract.sampling import SamplingParams
+from piccard_contract.version_file import Runner, VersionFile, read_version_file
+from piccard_server import RunningServer, wait_for
+from running_stream import RunningStream
+
+DEMO = Path(__file__).parents[2] / "assets" / "demo"
+PROMPT = "def fibonacci(n):"
+GREEDY = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
+# Some seconds of tokens, during which its version is promoted and rolled back.
+LONG = {"max_tokens": 600, "temperature": 0, "ignore_eos": True}
+SETTINGS = {"runner": Runner.TORCH, "memory": "256MiB", "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server whose version 1, stable, is the demo checkpoint with the installed engine."""
+    home = tmp_path_factory.mktemp("demo") / "home"
+    stable = VersionFile.model_validate({"label": "v1.0.0", "checkpoint": str(DEMO), "linked": True, **SETTINGS})
+    init_home(home, {1: stable})
+    running = RunningServer(home)
+    try:
+        yield running.wait_ready()
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    """What the engine continues the prompt with, alone and in this process."""
+    file = VersionFile.model_validate({"label": "alone", "checkpoint": str(DEMO), **SETTINGS})
+    version = open_torch(file, checkpoint=DEMO, progress=lambda share: None, threads=1)
+    version.backend.add(EngineRequest("a", version.tokenizer.encode(PROMPT), SamplingParams(**GREEDY)))
+    tokens: list[int] = []
+    while version.backend.has_work():
+        tokens += [token for output in version.backend.step() for token in output.token_ids]
+    assert len(tokens) == GREEDY["max_tokens"]
+    return tokens
+
+
+def ask(server: RunningServer, canary: str, version: int, reason: str, expected: list[int]) -> None:
+    """A stream has to come from `version` for `reason`, whole, with the tokens that the engine gives alone."""
+    inputs = {"text_input": PROMPT, "stream": True, "sampling_parameters": GREEDY}
+    answer = ENTRY_POINTS["grpc_stream"](server, {"X-Canary": canary}, {}, inputs)
+    assert answer.code == "OK", answer.error_text
+    assert {response["served_version"][0] for response in answer.responses} == {version}
+    assert answer.reason == reason
+    assert answer.token_ids == expected
+    assert answer.details["finish_reasons"] == ["length"]
+
+
+def assert_published(server: RunningServer, version: int) -> None:
+    """The folder holds what was published and the process runs that, after it has answered the golden prompts."""
+    folder = server.service.version_folder(version)
+    file = read_version_file(folder)
+    assert (file.runner, file.linked, file.label) == (Runner.TORCH, False, "v1.1.0")
+    assert Path(file.checkpoint) == DEMO
+    parts = checkpoint_hashes(DEMO)
+    assert None not in (parts.weights, parts.tokenizer, parts.template)
+    assert file.hashes == parts.model_copy(update={"code": code_hash(folder / CODE_FOLDER)})
+    for package in ENGINE_PACKAGES:
+        assert (folder / CODE_FOLDER / package / "__init__.py").is_file()
+    section = server.section(version_owner(version))
+    assert section is not None
+    assert section.data["phase"] == "ready"
+    assert section.data["runner"] == "torch"
+    assert section.data["code_hash"] == file.hashes.code
+    assert section.data["tokenizer_hash"] == file.hashes.tokenizer
+
+
+def generated(server: RunningServer, version: int) -> int:
+    section = server.section(version_owner(version))
+    assert section is not None
+    tokens: int = section.data["tokens_generated"]
+    return tokens
+
+
+def test_the_demo_is_published_canaried_promoted_and_rolled_back(server: RunningServer, expected: list[int]) -> None:
+    told = server.piccard("publish", str(DEMO), "--label=v1.1.0", "--memory=256MiB", "--device=cpu", "--json")
+    assert json.loads(told.stdout)["after"]["version"] == 2
+    assert "probing version 2" in told.stderr
+    assert server.state().versions[2].state is VersionState.READY
+    assert_published(server, 2)
+    # Every golden prompt twice; nobody else has asked it yet.
+    golden = 2 * len(GOLDEN_PROMPTS) * GOLDEN_TOKENS
+    wait_for(lambda: generated(server, 2) >= golden, 60, "the golden prompts in the report")
+    ask(server, "true", 1, "canary_unavailable", expected)
+
+    server.piccard("canary", "set", "--version=2", "--ratio=0")
+    ask(server, "true", 2, "header", expected)
+    ask(server, "false", 1, "header", expected)
+
+    running = RunningStream(
+        server.grpc,
+        server.service.ensemble,
+        headers={"x-canary": "true"},
+        timeout=300.0,
+        text_input=PROMPT,
+        sampling_parameters=LONG,
+    ).wait_first()
+    server.piccard("promote", "2")
+    ask(server, "false", 2, "header", expected)
+
+    server.piccard("rollback")
+    ask(server, "false", 1, "header", expected)
+
+    running.wait()
+    assert (running.error, running.status, running.versions) == (None, "OK", {2})
+    assert len(running.token_ids) == LONG["max_tokens"]
+    assert running.token_ids[: len(expected)] == expected
+    state = server.state()
+    assert (state.stable, state.previous, state.canary) == (1, 2, None)
