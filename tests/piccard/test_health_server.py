@@ -1,4 +1,4 @@
-"""/livez and /readyz."""
+"""/livez, /readyz and /readyz/SERVICE."""
 
 import json
 import socket
@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from piccard.health_server import HealthServer
+from piccard.health_server import Health, HealthServer, Question
 from piccard_server import free_ports
 
 
@@ -20,10 +20,14 @@ def ask(port: int, path: str) -> tuple[int, Any]:
         return error.code, json.load(error)
 
 
+def no_service(name: str) -> Question | None:
+    return None
+
+
 def test_one_that_was_never_started_is_stopped() -> None:
     (port,) = free_ports(1)
     for _ in range(2):
-        HealthServer("127.0.0.1", port, lambda: (True, {}), lambda: (True, {})).stop()
+        HealthServer("127.0.0.1", port, lambda: (True, {}), lambda: (True, {}), no_service).stop()
 
 
 def test_answers_and_keeps_them_for_a_while() -> None:
@@ -34,7 +38,7 @@ def test_answers_and_keeps_them_for_a_while() -> None:
         asked.append(1)
         return False, {"ready": False}
 
-    server = HealthServer("127.0.0.1", port, lambda: (True, {"live": True}), ready, keep=60)
+    server = HealthServer("127.0.0.1", port, lambda: (True, {"live": True}), ready, no_service, keep=60)
     server.start()
     try:
         assert ask(port, "livez") == (200, {"live": True})
@@ -45,10 +49,37 @@ def test_answers_and_keeps_them_for_a_while() -> None:
         server.stop()
 
 
+def test_each_service_answers_for_itself() -> None:
+    (port,) = free_ports(1)
+    asked: list[str] = []
+
+    def question(name: str) -> Question | None:
+        def answer() -> Health:
+            asked.append(name)
+            return name == "sound", {"service": name}
+
+        return answer if name in ("sound", "sick") else None
+
+    server = HealthServer("127.0.0.1", port, lambda: (True, {}), lambda: (False, {}), question, keep=60)
+    server.start()
+    try:
+        for _ in range(3):
+            assert ask(port, "readyz")[0] == 503
+            assert ask(port, "readyz/sound?verbose") == (200, {"service": "sound"})
+            assert ask(port, "readyz/sick") == (503, {"service": "sick"})
+        # Each is asked once in a while, and not at the other's.
+        assert asked == ["sound", "sick"]
+        for unknown in ("readyz/", "readyz/none", "readyz/sound/more", "readyz/../livez"):
+            status, body = ask(port, unknown)
+            assert (status, body) == (404, {"error": "there is no such service"})
+    finally:
+        server.stop()
+
+
 def test_connections_that_only_hold_the_line_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("piccard.health_server.MOST_CONNECTIONS", 8)
     (port,) = free_ports(1)
-    server = HealthServer("127.0.0.1", port, lambda: (True, {"live": True}), lambda: (True, {}))
+    server = HealthServer("127.0.0.1", port, lambda: (True, {"live": True}), lambda: (True, {}), no_service)
     server.start()
     with ExitStack() as stack:
         idle = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(30)]

@@ -130,6 +130,21 @@ def test_broken_policy_of_one_leaves_the_other_alone(both: RunningServer, other:
         both.piccard("canary", "set", "--version=2", "--ratio=0")
 
 
+def test_readiness_of_one_is_not_that_of_the_other(both: RunningServer, other: Service) -> None:
+    def ready() -> list[int]:
+        return [both.get(path)[0] for path in ("readyz", "readyz/deepseek", f"readyz/{OTHER}")]
+
+    wait_for(lambda: ready() == [200, 200, 200], 60, "readiness of both")
+    target = os.readlink(other.stable_link)
+    other.stable_link.unlink()
+    try:
+        wait_for(lambda: ready() == [503, 200, 503], 60, "the other's want of a stable version")
+    finally:
+        other.stable_link.symlink_to(target)
+    wait_for(lambda: ready() == [200, 200, 200], 60, "readiness of both again")
+    assert both.get("readyz/none")[0] == 404
+
+
 def test_failed_publication_of_one_leaves_the_other_alone(both: RunningServer, other: Service, tmp_path: Path) -> None:
     untouched = processes(both.service)
     stream = start_stream(both, "deepseek")

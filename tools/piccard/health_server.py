@@ -1,4 +1,4 @@
-"""/livez and /readyz of the supervisor: Triton's own health answers 200 for a model whose process is dead."""
+"""/livez and /readyz of the supervisor, as Triton's own health answers 200 for a model whose process is dead."""
 
 import json
 import socket
@@ -11,6 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Health = tuple[bool, dict[str, Any]]
+Question = Callable[[], Health]
+
+SERVICE_PATH = "/readyz/"
 
 # Connections at once, and seconds that one may take to send its request. Whoever comes when there are more takes the
 # place of the oldest, so that none who only holds the line keeps a probe out.
@@ -19,26 +22,37 @@ REQUEST_SECONDS = 10.0
 
 
 class HealthServer:
-    """Answers GET /livez and /readyz with 200 or 503 and a JSON body.
+    """Answers GET /livez, /readyz and /readyz/SERVICE with 200 or 503 and a JSON body; 404 for what there is not.
 
     Args:
         host, port: where it listens.
         live: whether the server's process runs.
-        ready: whether stable generates a token in time; asked at most once in `keep` seconds.
+        ready: whether stable of every service generates a token in time; asked at most once in `keep` seconds.
+        ready_of: the same question for the service of a name, None where there is none; each asked as seldom.
     """
 
     def __init__(
-        self, host: str, port: int, live: Callable[[], Health], ready: Callable[[], Health], keep: float = 1.0
+        self,
+        host: str,
+        port: int,
+        live: Question,
+        ready: Question,
+        ready_of: Callable[[str], Question | None],
+        keep: float = 1.0,
     ) -> None:
-        answers: dict[str, Callable[[], Health]] = {"/livez": live, "/readyz": _Cached(ready, keep)}
+        answers: dict[str, Question] = {"/livez": live, "/readyz": _Cached(ready, keep)}
+        services = _CachedByName(ready_of, keep)
 
         class Handler(BaseHTTPRequestHandler):
             timeout = REQUEST_SECONDS
 
             def do_GET(self) -> None:
-                answer = answers.get(self.path.split("?")[0])
+                path = self.path.split("?")[0]
+                named = path.startswith(SERVICE_PATH)
+                answer = services.find(path.removeprefix(SERVICE_PATH)) if named else answers.get(path)
                 if answer is None:
-                    self._send(404, {"error": "there are /livez and /readyz"})
+                    known = "there is no such service" if named else "there are /livez, /readyz and /readyz/SERVICE"
+                    self._send(404, {"error": known})
                     return
                 good, body = answer()
                 self._send(200 if good else 503, body)
@@ -104,7 +118,7 @@ class _Server(ThreadingHTTPServer):
 class _Cached:
     """One answer for all who ask within `keep` seconds, so that probes cannot load the server."""
 
-    def __init__(self, ask: Callable[[], Health], keep: float) -> None:
+    def __init__(self, ask: Question, keep: float) -> None:
         self._ask = ask
         self._keep = keep
         self._lock = threading.Lock()
@@ -117,3 +131,20 @@ class _Cached:
                 self._answer = self._ask()
                 self._time = time.monotonic()
             return self._answer
+
+
+class _CachedByName:
+    """One cached answer for each service that there is; names that nobody has leave nothing behind."""
+
+    def __init__(self, question: Callable[[str], Question | None], keep: float) -> None:
+        self._question = question
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._answers: dict[str, _Cached] = {}
+
+    def find(self, name: str) -> Question | None:
+        ask = self._question(name)
+        if ask is None:
+            return None
+        with self._lock:
+            return self._answers.setdefault(name, _Cached(ask, self._keep))

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from piccard_contract.home import Service, version_owner
@@ -18,7 +19,7 @@ from piccard_contract.reports import SupervisorReport
 
 from piccard.errors import OperationError
 from piccard.found_server import FoundServer, find_server
-from piccard.health_server import Health, HealthServer
+from piccard.health_server import Health, HealthServer, Question
 from piccard.keys import admin_key_path, read_secret
 from piccard.policy_store import load_policy
 from piccard.prerequisites import problems
@@ -41,6 +42,8 @@ OWNER = "supervisor"
 TICK = 0.1
 PUBLISH_EVERY = 0.5
 READY_TIMEOUT = 10.0
+
+_STARTING: Health = (False, {"ready": False, "reason": "the server is starting"})
 
 Tell = Callable[[str], None]
 
@@ -139,7 +142,9 @@ class Supervisor:
 
     def _health_server(self) -> HealthServer:
         try:
-            return HealthServer(self.settings.host, self.settings.health_port, self._live, self._ready)
+            return HealthServer(
+                self.settings.host, self.settings.health_port, self._live, self._ready, self._service_ready
+            )
         except OSError as error:
             raise OperationError(
                 f"port {self.settings.health_port} cannot be used ({error}); choose another with --health-port"
@@ -256,12 +261,26 @@ class Supervisor:
 
     def _ready(self) -> Health:
         if self._watch is None:
-            return False, {"ready": False, "reason": "the server is starting"}
+            return _STARTING
         given_up = self._watch.given_up()
         answers = {service.name: self._ready_of(service, given_up) for service in list(self._services)}
         ready = all(good for good, _ in answers.values()) and not self._ending.is_set()
         body = {"ready": ready, "services": {name: body for name, (_, body) in answers.items()}, "given_up": given_up}
         return ready, body
+
+    def _service_ready(self, name: str) -> Question | None:
+        """The question whether the service `name` is ready, whatever becomes of the others."""
+        service = next((service for service in list(self._services) if service.name == name), None)
+        return None if service is None else partial(self._ready_alone, service)
+
+    def _ready_alone(self, service: Service) -> Health:
+        if self._watch is None:
+            return _STARTING
+        given_up = self._watch.given_up()
+        good, body = self._ready_of(service, given_up)
+        ready = good and not self._ending.is_set()
+        own = {name: why for name, why in given_up.items() if name.startswith(f"{service.name}/")}
+        return ready, {**body, "ready": ready, "given_up": own}
 
     def _ready_of(self, service: Service, given_up: dict[str, str]) -> Health:
         lacks = [name for name in _needed(service) if name in given_up]
