@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from piccard_server import RunningServer, make_scripted_home
+from piccard_server import TRIES, RunningServer, ServerDiedError, make_scripted_home
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +42,33 @@ def fresh_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
 DEADLY = ("dies", "kill", "outlive")
 
 
+def deadly(item: pytest.Item) -> bool:
+    return any(word in item.name for word in DEADLY)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder runs a real server.
 
     A process that is killed with a lock of server 2.51 in its hands takes the whole server along (docs/operations.md),
-    which no code of ours can help: tests that kill get a second try.
+    which no code of ours can help: tests that kill are begun again then, and for no other reason.
     """
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.server)
-            if any(word in item.name for word in DEADLY):
-                item.add_marker(pytest.mark.flaky(reruns=1))
+            if deadly(item):
+                item.add_marker(pytest.mark.flaky(reruns=TRIES - 1, only_rerun=ServerDiedError))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """Call a test that kills; a failure while its server went with what it killed says so."""
+    if not deadly(pyfuncitem):
+        return (yield)
+    RunningServer.started[:] = [server for server in RunningServer.started if server.process.poll() is None]
+    before = {server: server.lock_exceptions() for server in RunningServer.started}
+    try:
+        return (yield)
+    except (Exception, pytest.fail.Exception) as error:
+        if any(server.lock_exceptions() > before.get(server, 0) for server in RunningServer.started):
+            raise ServerDiedError(str(error)) from error
+        raise

@@ -25,7 +25,7 @@ from piccard.installation import demo_checkpoint
 from piccard.policy_store import update_policy
 from piccard_contract.home import Service, version_owner
 from piccard_contract.version_file import Runner, VersionFile
-from piccard_server import wait_for
+from piccard_server import TRIES, ServerDiedError, wait_for
 from running_stream import RunningStream
 from triton_calls import grpc_stream
 
@@ -40,9 +40,6 @@ PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_pena
 LETTERS = "\u00e9\u20ac\u4f60"
 RETURNS = {f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens")}
 LOGPROBS = {"return_logprobs": True, "return_cumulative_logprob": True}
-
-# Times that a server is given to live through a death; 2.51 may go with a process that is killed (docs/operations.md).
-TRIES = 3
 
 
 @dataclass
@@ -120,10 +117,6 @@ def within_character(tokenizer: Tokenizer, ids: list[int]) -> int:
     return silent[1]
 
 
-class ServerDiedError(Exception):
-    """tritonserver went with a process of its models."""
-
-
 @dataclass
 class Scene:
     """Everything that was asked, by the name of its corner: how it went and what the client got."""
@@ -131,6 +124,7 @@ class Scene:
     server: InstalledServer
     corners: dict[str, Corner]
     pid: int
+    lock_exceptions: int
     resumed: dict[str, RunningStream] = field(default_factory=dict)
     gathered: dict[str, Answer] = field(default_factory=dict)
     pinned: dict[str, RunningStream] = field(default_factory=dict)
@@ -198,7 +192,8 @@ class Scene:
     def _wait(self, look: Callable[[], bool], what: str) -> None:
         wait_for(lambda: look() or self._died(), 120, what)
         if self._died():
-            raise ServerDiedError
+            assert self.server.lock_exceptions() > self.lock_exceptions, f"{what}: {self.server.printed()}"
+            raise ServerDiedError(what)
 
     def _died(self) -> bool:
         return self.server.server_pid() != self.pid or not psutil.pid_exists(self.pid)
@@ -229,7 +224,7 @@ def scene(server: InstalledServer) -> Scene:
     assert sorted(found) == sorted(NAMES)
     for _ in range(TRIES):
         try:
-            return Scene(server, found, server.server_pid()).play()
+            return Scene(server, found, server.server_pid(), server.lock_exceptions()).play()
         except ServerDiedError:
             server.wait_ready()
     raise AssertionError(f"the server went with a process {TRIES} times:\n{server.printed()}")

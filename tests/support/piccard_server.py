@@ -12,13 +12,14 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import psutil
 from piccard.found_server import find_server
 from piccard.home_init import init_home
 from piccard.keys import admin_key_path, read_secret
 from piccard.policy_store import update_policy
+from piccard.server_log import server_log
 from piccard.shared_memory import home_prefix, regions
 from piccard.state_store import StateStore
 from piccard.triton_control import TritonControl
@@ -29,6 +30,13 @@ from piccard_contract.version_file import Profile, Runner, VersionFile
 from ports import free_ports
 
 Answer = TypeVar("Answer")
+
+# Times that a test which kills processes is begun, where the whole server went with one of them.
+TRIES = 3
+
+
+class ServerDiedError(Exception):
+    """tritonserver went with a process that was killed with a lock of it in its hands (docs/operations.md)."""
 
 
 def scripted_version(label: str, profile: Profile = Profile.BALANCED) -> VersionFile:
@@ -62,7 +70,10 @@ class RunningServer:
         http, grpc, metrics, health: addresses as host:port.
         process: the supervisor.
         output: file with what it printed.
+        started: every one that this process made and that may still run.
     """
+
+    started: ClassVar[list["RunningServer"]] = []
 
     def __init__(self, home: Path, *options: str, python: Path | str = sys.executable) -> None:
         self.home = home
@@ -75,6 +86,7 @@ class RunningServer:
         self.output = home / "serve.out"
         self.ports = ports
         self.process = self._serve()
+        self.started.append(self)
 
     def _serve(self) -> "subprocess.Popen[bytes]":
         with open(self.output, "ab") as output:
@@ -131,6 +143,11 @@ class RunningServer:
 
     def printed(self) -> str:
         return self.output.read_text(encoding="utf-8", errors="replace")
+
+    def lock_exceptions(self) -> int:
+        """Mentions in its log of an end of tritonserver because a killed process held a lock (server 2.51)."""
+        log = server_log(self.home)
+        return log.read_bytes().count(b"lock_exception") if log.exists() else 0
 
     def state(self) -> ServiceState:
         return StateStore(self.service).read()
