@@ -183,9 +183,11 @@ class RouterModel:
         self._process.end()
 
     def is_ready(self) -> bool:
-        """Whether the stable version can serve; servers ask from 26.03 on, and call the ensemble ready by it."""
-        fleet = self._fleet()
-        return fleet.stable is not None and fleet.stable in fleet.ready
+        """Whether any version can serve; servers ask from 26.03 on, and call the ensemble ready by it.
+
+        One that is not ready may be refused all requests, those for the canary, a pinned version or a fallback too.
+        """
+        return bool(self._fleet().ready)
 
     def _start(self, request: Any) -> None:
         sender = _Client(request.get_response_sender(), frozenset(request.requested_output_names()))

@@ -12,7 +12,9 @@ import pytest
 from fake_pb_utils import NewIterator, Request, fake_pb_utils
 from patience import wait_until
 from piccard.model_config import model_configs
+from piccard.state_store import StateStore
 from piccard_contract.capabilities import cancel_of, response_parameters
+from piccard_contract.lifecycle import VersionState
 from piccard_contract.tensors import ADMITTED, OUTPUT_SPECS
 from piccard_server import make_scripted_home
 
@@ -49,9 +51,11 @@ class Models:
         )
         return model
 
-    def ask(self, *, outputs: list[str] | None = None, **inputs: Any) -> Request:
+    def ask(
+        self, *, outputs: list[str] | None = None, parameters: dict[str, Any] | None = None, **inputs: Any
+    ) -> Request:
         """A request on its way through admission and router."""
-        (admitted,) = self.admission.execute([Request(tensors(**inputs), [ADMITTED.name])])
+        (admitted,) = self.admission.execute([Request(tensors(**inputs), [ADMITTED.name], parameters)])
         assert not admitted.has_error(), admitted.error().message()
         (tensor,) = admitted.output_tensors()
         request = Request({ADMITTED.name: tensor.as_numpy()}, outputs or list(OUTPUT_SPECS))
@@ -169,12 +173,25 @@ def test_a_cancel_reaches_the_call_itself_where_that_can_be(models: Models, newe
     wait_until(lambda: not models.router._client._calls)
 
 
-def test_models_say_whether_they_are_ready(models: Models) -> None:
+def test_a_version_says_whether_its_engine_runs(models: Models) -> None:
     assert models.version.is_ready() is True
-    assert models.router.is_ready() is True
-    models.service.stable_link.unlink()
-    assert models.router.is_ready() is False
-    models.service.stable_link.symlink_to("1")
-    assert models.router.is_ready() is True
     models.version._server.stop()
     assert models.version.is_ready() is False
+
+
+def test_a_router_is_ready_while_any_version_can_serve(models: Models) -> None:
+    models.service.stable_link.unlink()
+    assert models.router.is_ready() is True
+    # What names a version is served without a stable one, and the rest is told so.
+    pinned = responses(models.ask(parameters={"version": 1}, text_input="a b", sampling_parameters={"max_tokens": 2}))
+    assert text_of(pinned) == "a b a b"
+    (refused,) = responses(models.ask(text_input="a"))
+    assert "[UNAVAILABLE" in refused.error().message()
+
+    store = StateStore(models.service)
+    before = store.read()
+    with store.change() as state:
+        state.move(1, VersionState.FAILED, "it shall not serve")
+    wait_until(lambda: models.router.is_ready() is False)
+    store.write(before)
+    wait_until(lambda: models.router.is_ready() is True)
