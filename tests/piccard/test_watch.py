@@ -170,6 +170,20 @@ def test_one_that_a_person_started_is_not_given_up_any_more(scene: Scene) -> Non
     scene.until(lambda: not scene.watch.given_up())
 
 
+@pytest.mark.parametrize("owner", ["admission", "router", "router_unary"])
+def test_a_step_that_a_person_brought_back_is_not_given_up_any_more(scene: Scene, owner: str) -> None:
+    model = f"{scene.service.name}_{owner}"
+    scene.server.broken[model] = "no memory"
+    scene.dies(owner)
+    scene.until(lambda: scene.watch.given_up(), step=0.1)
+    scene.server.broken.clear()
+    control: Any = scene.server
+    assert roll(control, scene.service, model, dead=1) == 2
+    scene.until(lambda: not scene.watch.given_up())
+    scene.dies(f"{owner}.2")
+    scene.until(lambda: scene.server.lives(owner), step=0.1)
+
+
 def test_a_server_that_is_gone_is_nobodys_failure(scene: Scene) -> None:
     scene.server.answering = False
     scene.dies("version-2")

@@ -154,6 +154,9 @@ class Watch:
         if dead:
             if revival.due(now):
                 self._spawn(self._start, place, dead[0])
+            elif held and revival.given_up:
+                # A step that somebody brought back in its other folder.
+                self._spawn(self._forget_unwanted, place, dead[0])
         elif gone:
             self._spawn(self._examine, place, gone[0])
         elif held and (not revival.given_up or _serves(place)):
@@ -243,6 +246,10 @@ class Watch:
         self._dead.discard((name, number))
         with suppress(OperationError):
             move(store, number, VersionState.FAILED, reason)
+
+    def _forget_unwanted(self, place: Place, number: int) -> None:
+        if not self._wanted(place, number):
+            self._forget(place, number)
 
     def _forget(self, place: Place, number: int) -> None:
         self._seen.discard((place.told, number))
