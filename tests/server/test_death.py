@@ -2,6 +2,7 @@
 
 import os
 import queue
+import shutil
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -293,3 +294,27 @@ def test_what_is_killed_and_cannot_be_started_is_given_up_until_an_operator_trie
     assert server.state().versions[2].state is VersionState.CANARY
     wait_for(lambda: answers(server, "true"), PATIENCE, "the canary")
     wait_for(lambda: metric(server, "piccard_given_up") == 0, PATIENCE, "the metric")
+
+
+def test_a_router_that_is_killed_and_given_up_makes_its_service_not_ready(fresh_server: FreshServer) -> None:
+    server = fresh_server(options=("--give-up-after=1",))
+    # A dead router is rolled to its other folder.
+    code = server.service.repository / server.service.router / "2" / "model.py"
+    whole = code.read_text(encoding="utf-8")
+    # Else Python takes what was compiled for good and reads the file no more.
+    shutil.rmtree(code.parent / "__pycache__")
+    code.write_text("raise RuntimeError('broken by the test')\n", encoding="utf-8")
+
+    kill(server, "router")
+    wait_for(lambda: "deepseek/router" in given_up(server), PATIENCE, "it to be given up")
+    wait_for(lambda: server.get("readyz")[0] == 503, PATIENCE, "the code")
+    _, body = server.get("readyz")
+    assert body["services"]["deepseek"]["reason"] == "deepseek/router is given up"
+    assert "broken by the test" in body["given_up"]["deepseek/router"]
+    assert server.get("livez")[0] == 200
+
+    code.write_text(whole, encoding="utf-8")
+    server.piccard("revive", "router")
+    wait_for(lambda: server.get("readyz")[0] == 200, PATIENCE, "readiness")
+    wait_for(lambda: given_up(server) == {}, PATIENCE, "an empty list")
+    wait_for(lambda: answers(server) and answers_unary(server), PATIENCE, "answers")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -15,7 +16,7 @@ from piccard_contract.home import version_owner
 from piccard_contract.process_lock import is_held
 from piccard_server import RunningServer, free_ports, make_scripted_home, run_piccard, wait_for
 from running_stream import RunningStream
-from triton_calls import grpc_inputs, grpc_stream, http_generate, outputs_of
+from triton_calls import GrpcStream, grpc_inputs, grpc_stream, http_generate, outputs_of
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
@@ -218,6 +219,72 @@ def test_a_killed_router_takes_no_version_along(fresh_server: Callable[..., Runn
     wait_for(lambda: server.get("readyz")[0] == 200, 60, "readiness")
     assert one_token(server) == 1
     wait_for(lambda: not any(running(server, version) for version in (1, 2)), 60, "the dead router's generations")
+
+
+# Seconds that a client of these tests waits: for each response of a stream, for the whole of a unary call.
+CLIENT_TIMEOUT = 15.0
+
+
+def ask(server: RunningServer, *, tokens: int, delay: float, unary: bool) -> str:
+    """The text of a call with a client's timeout, which repeats its two words."""
+    inputs = {
+        "text_input": "one two",
+        "exclude_input_in_output": True,
+        "sampling_parameters": {"max_tokens": tokens},
+        "extensions": {"script": {"tokens": tokens, "delay_s": delay}},
+    }
+    if unary:
+        with InferenceServerClient(server.grpc) as client:
+            result = client.infer(server.service.unary, grpc_inputs(**inputs), client_timeout=CLIENT_TIMEOUT)
+        return str(outputs_of(result)["text_output"][0])
+    with GrpcStream(server.grpc) as stream:
+        stream.send(server.service.ensemble, stream=True, **inputs)
+        return "".join(outputs["text_output"][0] for outputs in stream.responses(CLIENT_TIMEOUT))
+
+
+def is_answered(server: RunningServer, *, unary: bool) -> bool:
+    """Whether a call is answered, whole; any other ends by its timeout or with an error."""
+    try:
+        text = ask(server, tokens=10, delay=0.0, unary=unary)
+    except (InferenceServerException, queue.Empty):
+        return False
+    assert text.split() == ["one", "two"] * 5
+    return True
+
+
+def requests_at(server: RunningServer, owner: str) -> int:
+    """Requests that a router reports, or that wait for admission."""
+    if owner == "admission":
+        name = f'nv_inference_pending_request_count{{model="{server.service.admission}"'
+        lines = [line for line in server.metrics_text().splitlines() if line.startswith(name)]
+        return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines)
+    section = server.section(owner)
+    return 0 if section is None else sum(section.data["in_flight"].values())
+
+
+@pytest.mark.parametrize("owner", ["admission", "router", "router_unary"])
+def test_clients_of_a_killed_step_send_again_after_their_timeout(
+    fresh_server: Callable[..., RunningServer], owner: str
+) -> None:
+    # Its end is not to wait for what is lost.
+    server = fresh_server(options=("--exit-timeout=1",))
+    unary, calls = owner == "router_unary", 4
+    # Admission is done with a request at once: where it stands still, one is in its hands and the others wait for it.
+    if owner == "admission":
+        os.kill(server.pid(owner), signal.SIGSTOP)
+    with ThreadPoolExecutor(calls) as pool:
+        asked = [pool.submit(ask, server, tokens=1000, delay=1.0, unary=unary) for _ in range(calls)]
+        wait_for(lambda: requests_at(server, owner) >= calls - (owner == "admission"), 60, "the requests")
+        os.kill(server.pid(owner), signal.SIGKILL)
+
+        # Nobody tells those of a router anything, neither an error nor an end that would look like one; those that
+        # wait for admission may be told that its process is dead.
+        ended = [one.exception(120) for one in asked]
+        silent = [error for error in ended if isinstance(error, queue.Empty) or "Deadline Exceeded" in str(error)]
+        refused = [error for error in ended if "is not healthy" in str(error)]
+        assert len(silent) + len(refused) == calls, ended
+        assert owner == "admission" or not refused, ended
+    wait_for(lambda: is_answered(server, unary=unary), 60, "an answer to a call that is sent again")
 
 
 def test_readyz_tells_that_stable_is_dead(fresh_server: Callable[..., RunningServer]) -> None:
