@@ -165,15 +165,10 @@ def first_deaths(rounds: int) -> dict[str, Any]:
 
 
 def _kill(server: RunningServer, target: Target) -> tuple[float, float | None]:
-    if target.name == "supervisor":
-        pid = server.process.pid
-    elif target.name == "tritonserver":
-        pid = server.server_pid()
-    else:
-        pid = server.pid(target.owner)
+    pid = server.server_pid() if target.name == "tritonserver" else server.pid(target.owner)
     killed = time.monotonic()
     if target.name == "supervisor":
-        # Waited for by its parent, which this process is.
+        # Its parent, which this process is, has to wait for it.
         server.kill_supervisor()
     else:
         os.kill(pid, signal.SIGKILL)

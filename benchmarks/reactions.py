@@ -123,7 +123,9 @@ def switches(server: RunningServer, count: int, clients: int) -> dict[str, Any]:
         from_link.append(new.first - link)
         from_return.append(max(0.0, new.first - returned))
         gaps.append(returned - link)
-        late += [answer.sent - link for answer in after if answer.version != target and answer.sent > link]
+        # One that was under way at the next move may rightly be served by either.
+        whole = [answer for answer in after if answer.sent > link and answer.first < until]
+        late += [answer.sent - link for answer in whole if answer.version != target]
     seconds = answers[-1].first - answers[0].first
     return {
         "commands": count,
