@@ -11,6 +11,7 @@ from piccard.doctor import doctor
 from piccard.errors import OperationError
 from piccard.operation import Operation
 from piccard.outcome import Outcome
+from piccard.places import Place
 from piccard.policy_store import load_policy
 from piccard.publish import Publication, publish
 from piccard.repository import configured_versions, stable_target
@@ -39,6 +40,17 @@ class AlwaysReady:
         return True, {"ready": True}
 
 
+# Starts in a row that are no use, after which the watch gives a process up; few, so that a test gets there soon.
+TRIES = 2
+
+
+class DirectWatch(Watch):
+    """Starts what died before it goes on: what its threads would do is met by the same fault as a command."""
+
+    def _spawn(self, work: Callable[[Place, int], None], place: Place, number: int) -> None:
+        self._work(work, place, number)
+
+
 class OperatedService:
     """A service whose server is a double.
 
@@ -49,6 +61,7 @@ class OperatedService:
         points: the writes of the command that runs.
         published: versions of which a command said that they are published.
         given_up: versions that somebody asked to retire.
+        lost: versions whose process died or could not be started, until they serve again.
         labels: of every version that the state ever named, by number.
     """
 
@@ -62,6 +75,9 @@ class OperatedService:
         self.labels: dict[int, str] = {}
         self.published = {1, 2}
         self.given_up: set[int] = set()
+        self.lost: set[int] = set()
+        self._now = 0.0
+        self._watch = self._new_watch()
 
     def close(self) -> None:
         self.points.remove()
@@ -122,7 +138,7 @@ class OperatedService:
         """What an operator does after a command was killed, once the last streams are over."""
         self.server.finish_streams()
         if not repairs:
-            self.restart()
+            self._restart_after_kill()
             return
         self.look_after()
         left, _ = doctor(self.operation(), repair=True)
@@ -133,6 +149,7 @@ class OperatedService:
         self.server.kill()
         try:
             with self.armed(fault):
+                self._watch = self._new_watch()
                 settle([self.service], lambda _: None)
                 self.server.start()
                 addresses = dict.fromkeys(("http", "grpc", "metrics", "health"), "127.0.0.1:1")
@@ -142,10 +159,70 @@ class OperatedService:
             self.restart()
         self.look_after()
 
+    def _restart_after_kill(self) -> None:
+        # The points are those of the command that was killed.
+        passed = self.points.passed
+        self.restart()
+        self.points.passed = passed
+
+    def dies(self, version: int, fault: Fault = None, *, for_good: bool, repairs: bool = True) -> None:
+        """The process of a version dies, and the supervisor starts it again or gives it up.
+
+        Args:
+            fault: what happens to the supervisor. After a kill another one takes the server over.
+            for_good: it cannot be started any more, until `broken` of the server is mended.
+            repairs: as for `run`.
+        """
+        self.look_after()
+        self.lost.add(version)
+        if for_good:
+            self.server.broken.add(version)
+        self.server.die(version)
+        try:
+            with self.armed(fault):
+                self._bring_back()
+        except OSError:
+            # The supervisor tells of it, and looks again.
+            pass
+        except Killed:
+            self._watch = self._new_watch()
+            self._watch.expect([self.service])
+            if not repairs:
+                self._restart_after_kill()
+        self.look_after()
+
+    def living(self) -> set[int]:
+        """Versions whose process can die."""
+        return self.server.loaded - self.server.dead()
+
+    def stable_is_lost(self) -> bool:
+        """Whether the process of stable died, or could not be started."""
+        stable = self.store.read().stable
+        return self.server.running and stable not in self.living()
+
     def look_after(self) -> None:
-        """What the supervisor does twice a second."""
+        """What the supervisor does twice a second, until there is nothing left to do."""
         if self.server.running:
-            Watch(self._control(), lambda _: None, RevivalCounts(), threading.Event()).retire_drained([self.service])
+            self._bring_back()
+
+    def _bring_back(self) -> None:
+        self._watch.retire_drained([self.service])
+        for _ in range(4 * TRIES):
+            self._watch.look([self.service])
+            if not self._watch.waiting():
+                break
+            # Longer than any pause between two starts.
+            self._now += 61.0
+        else:
+            raise AssertionError("what died is neither started nor given up")
+        self._watch.retire_drained([self.service])
+        self.server.report(self._watch.given_up())
+
+    def _new_watch(self) -> Watch:
+        control: Any = FakeControl(self.server, self.points.control)
+        return DirectWatch(
+            control, lambda _: None, RevivalCounts(), threading.Event(), limit=TRIES, clock=lambda: self._now
+        )
 
     def _control(self) -> Any:
         return FakeControl(self.server, self.points.control) if self.server.running else None
@@ -155,7 +232,7 @@ class OperatedService:
         target = stable_target(self.service)
         assert target is not None
         assert self.service.version_folder(target).is_dir()
-        if self.server.loaded:
+        if self.server.loaded and target not in self.lost:
             assert target in self.server.loaded, f"the link names {target}, loaded are {self.server.loaded}"
             assert self.store.read().versions[target].state in SERVING_STATES
 
@@ -164,7 +241,11 @@ class OperatedService:
         self.check_disk()
         state = self.store.read()
         if self.server.running:
-            assert self.server.loaded == {n for n, r in state.versions.items() if r.state in SERVING_STATES}
+            serving = {n for n, r in state.versions.items() if r.state in SERVING_STATES}
+            assert not self.server.dead() & serving
+            # What died again after each start has failed, and is loaded yet.
+            assert self.server.loaded - self.server.dead() == serving
+            self.lost -= serving
             assert not [n for n, r in state.versions.items() if r.state in WAITING]
             self.check_served()
         for number in self.published:

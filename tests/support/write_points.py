@@ -22,13 +22,18 @@ class Killed(BaseException):
 class WritePoints:
     """Counts the points that a command passes, and fails or kills at one of them.
 
+    Args:
+        opens: whether to open a file that may have to be made (a lock, a temporary file, the audit log) is a point too.
+            It can fail there; a kill leaves what a kill at the next point does.
+
     Attributes:
         look: called at each point while the process lives, to check what must hold at any time.
         passed: names of the points passed since `armed` began.
         control_failed: whether a call of the server's model control was made to fail since then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, opens: bool = False) -> None:
+        self._names = (*WRITES, "open") if opens else WRITES
         self.look: Callable[[], None] = lambda: None
         self.passed: list[str] = []
         self.control_failed = False
@@ -49,7 +54,7 @@ class WritePoints:
             self.remove()
 
     def install(self) -> None:
-        for name in WRITES:
+        for name in self._names:
             self._originals[name] = getattr(os, name)
             setattr(os, name, self._wrapped(name))
 
@@ -85,6 +90,8 @@ class WritePoints:
         def call(*arguments: Any, **options: Any) -> Any:
             if not self._on or (name == "mkdir" and os.path.isdir(arguments[0])):
                 return original(*arguments, **options)
+            if name == "open" and not arguments[1] & os.O_CREAT:
+                return original(*arguments, **options)
             where = "" if name == "fsync" else str(arguments[0])
             self._pass(f"{name} {where}", OSError(self._errno, os.strerror(self._errno), where or None))
             # Nothing here survives a power cut, and syncing would take most of the time.
@@ -97,6 +104,9 @@ class WritePoints:
             return
         if self._dead:
             raise Killed
+        if self._kill_at >= 0 and name.startswith(("fsync", "open ")):
+            # A kill there leaves what a kill at the next point does.
+            return
         self._look()
         number = len(self.passed)
         self.passed.append(name)

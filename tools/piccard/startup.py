@@ -85,7 +85,9 @@ class Startup:
             return
         if not self._taken_over and not self._is_loaded(service, state.stable):
             return
-        if state.versions[state.stable].state is VersionState.FAILED:
+        found = state.versions[state.stable].state
+        # A start that loaded it again may have been killed half way.
+        if found is VersionState.FAILED or (found in _UNPROVEN and not self._taken_over):
             self._start_version(service, state.stable)
         ready, body = self._readiness.of(service, timeout=60.0)
         if ready:

@@ -33,9 +33,11 @@ def load_version(control: TritonControl, service: Service, version: int, tell: T
     """
     store = StateStore(service)
     try:
-        _begin(store, version)
+        found = _begin(store, version)
         tell(f"loading version {version}")
         check_version_folder(service, version)
+        if found is VersionState.FAILED:
+            _drop_dead(control, service, version)
         add_version(control, service, version)
         move(store, version, VersionState.PROBING)
         tell(f"probing version {version}")
@@ -91,16 +93,29 @@ def revive_version(control: TritonControl, service: Service, version: int) -> No
         # Somebody else may have done it while this waited for the lock.
         if is_held(service.process_lock(version_owner(version))):
             return
-        ready = set(control.ready_versions(service.llm))
-        rest = ready - {version}
-        if rest:
-            # Newer servers do not call a dead version ready and have it loaded all the same; where they have not,
-            # naming the rest changes nothing.
-            control.set_versions(service, service.llm, rest)
-        elif version in ready:
-            control.unload(service.llm)
-            control.wait_unloaded(service.llm, timeout=10.0)
+        rest = _unload_dead(control, service, version)
         control.set_versions(service, service.llm, {*rest, version})
+
+
+def _drop_dead(control: TritonControl, service: Service, version: int) -> None:
+    """Have the server let go of a version that died again and again: to load the same set would not start it."""
+    with control_lock(service, service.llm):
+        if not is_held(service.process_lock(version_owner(version))):
+            _unload_dead(control, service, version)
+
+
+def _unload_dead(control: TritonControl, service: Service, version: int) -> set[int]:
+    """Unload a version whose process is dead; returns the versions beside it."""
+    ready = set(control.ready_versions(service.llm))
+    rest = ready - {version}
+    if rest:
+        # Newer servers do not call a dead version ready and have it loaded all the same; where they have not, naming
+        # the rest changes nothing.
+        control.set_versions(service, service.llm, rest)
+    elif version in ready:
+        control.unload(service.llm)
+        control.wait_unloaded(service.llm, timeout=10.0)
+    return rest
 
 
 def roll(control: TritonControl, service: Service, model: str, *, dead: int | None = None) -> int:
@@ -149,15 +164,18 @@ def forget(store: StateStore, version: int) -> None:
         state.versions.pop(version, None)
 
 
-def _begin(store: StateStore, version: int) -> None:
+def _begin(store: StateStore, version: int) -> VersionState:
+    """Note that the version is being loaded; returns the state that it was in."""
     with store.change() as state:
-        if state.versions[version].state is VersionState.PROBING:
+        found = state.versions[version].state
+        if found is VersionState.PROBING:
             # Whoever probed it was interrupted.
             state.move(version, VersionState.FAILED)
         try:
             state.move(version, VersionState.LOADING)
         except IllegalMoveError as error:
             raise _NotToBeLoadedError(str(error)) from error
+    return found
 
 
 def _succeed(store: StateStore, version: int) -> None:

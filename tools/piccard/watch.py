@@ -164,17 +164,21 @@ class Watch:
 
     def _spawn(self, work: Callable[[Place, int], None], place: Place, number: int) -> None:
         self._busy.add(place.told)
+        thread = threading.Thread(
+            target=self._work, args=(work, place, number), name=f"revive-{place.told}", daemon=True
+        )
+        thread.start()
 
-        def run() -> None:
-            try:
-                work(place, number)
-            except OperationError:
-                # The server does not answer; it is looked at again.
-                pass
-            finally:
-                self._busy.discard(place.told)
-
-        threading.Thread(target=run, name=f"revive-{place.told}", daemon=True).start()
+    def _work(self, work: Callable[[Place, int], None], place: Place, number: int) -> None:
+        try:
+            work(place, number)
+        except OperationError:
+            # The server does not answer; it is looked at again.
+            pass
+        except OSError as error:
+            self._tell(f"{place.told} is looked after again later: {error}")
+        finally:
+            self._busy.discard(place.told)
 
     def _examine(self, place: Place, number: int) -> None:
         """Find out whether a process that is gone was let go on purpose."""
@@ -209,6 +213,10 @@ class Watch:
                 other = roll(self._control, place.service, place.model, dead=number)
                 self._seen.discard((place.told, number))
                 self._seen.add((place.told, other))
+        except OSError:
+            # The disk's fault, and not that of what was to be started.
+            revival.put_off(self._clock())
+            raise
         except OperationError as error:
             if self._ending.is_set() or not self._control.live():
                 # The server's fault, and not that of what it was to start.
@@ -241,11 +249,12 @@ class Watch:
         """A version that was given up has failed, unless it is stable: that role ends with a promotion alone."""
         if not reason:
             return
+        # Only then is it looked at no more: on a full disk the move is tried again.
+        with suppress(OperationError):
+            move(store, number, VersionState.FAILED, reason)
         name = f"{store.service.name}/{version_owner(number)}"
         self._seen.discard((name, number))
         self._dead.discard((name, number))
-        with suppress(OperationError):
-            move(store, number, VersionState.FAILED, reason)
 
     def _forget_unwanted(self, place: Place, number: int) -> None:
         if not self._wanted(place, number):
