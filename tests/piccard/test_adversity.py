@@ -42,7 +42,7 @@ def test_write_that_fails_is_told_and_undone(
     service: Service, piccard: Piccard, arguments: tuple[str, ...], number: int
 ) -> None:
     before = view(service)
-    points = WritePoints()
+    points = WritePoints(opens=True)
     with points.installed():
         for at in range(100):
             with points.armed(fail_at=at, number=number):
@@ -63,7 +63,7 @@ def test_write_that_fails_is_told_and_undone(
 def test_disk_that_stays_full_is_mended_by_doctor(
     service: Service, piccard: Piccard, arguments: tuple[str, ...]
 ) -> None:
-    points = WritePoints()
+    points = WritePoints(opens=True)
     with points.installed():
         for at in range(12):
             with points.armed(fail_at=at, for_good=True):
