@@ -3,7 +3,7 @@
 Prints what came of it, keeps it in results/zero_loss.json, and exits 1 where a request was lost, cut short or answered
 wrongly, where a process was started that nobody published, or where anything disagrees afterwards.
 
-    python benchmarks/zero_loss.py --workers 16 --requests 2000 --cycles 20 --publications 5
+    python benchmarks/zero_loss.py --streams 16 --unary 4 --requests 2000 --cycles 20 --publications 5
 """
 
 import argparse
@@ -22,7 +22,8 @@ RESULTS = Path(__file__).parent / "results"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--streams", type=int, default=16, help="at once, over gRPC and /generate_stream")
+    parser.add_argument("--unary", type=int, default=4, help="requests at once for a single answer")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--cycles", type=int, default=20, help="of promote and rollback")
     parser.add_argument("--publications", type=int, default=5, help="each retired again")

@@ -1,7 +1,9 @@
 """Requests of every kind while two operators change the versions of a service: every one has to come out whole."""
 
 import json
+import os
 import re
+import signal
 import threading
 import time
 from collections import Counter
@@ -18,6 +20,7 @@ from piccard.promote import promote
 from piccard.repository import configured_versions, stable_target
 from piccard.rollback import rollback
 from piccard.server_log import server_log
+from piccard_contract.home import version_owner
 from piccard_contract.lifecycle import VersionState
 from piccard_server import RunningServer, wait_for
 from request_mix import RequestMix, ScriptedRequest
@@ -31,6 +34,12 @@ LONG_TOKENS = 80
 
 # Requests that end between two commands of an operator, so that each change meets traffic.
 BETWEEN = 8
+
+STREAMING = ("grpc_stream", "generate_stream")
+UNARY = ("grpc_unary", "http_infer")
+
+# Requests that the canary has in its hands when it is killed.
+AT_DEATH = 3
 
 # How often an operator tries a command that the other one's lock refuses.
 TRIES = 20
@@ -58,6 +67,7 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
     cycles: int = 0
     publications: int = 0
+    kills: int = 0
     revivals: int = 0
     refused: int = 0
     waited: float = 0.0
@@ -73,9 +83,14 @@ class Outcome:
 
 
 class Traffic:
-    """Workers that send one request after the other, each over a kept connection of one entry point."""
+    """Workers that send one request after the other, each over a kept connection of one entry point.
 
-    def __init__(self, server: RunningServer, workers: int) -> None:
+    Args:
+        streams, unary: how many of them stream, and how many ask for a single answer.
+        delay: seconds between tokens.
+    """
+
+    def __init__(self, server: RunningServer, *, streams: int, unary: int, delay: float = DELAY) -> None:
         self.requests: Counter[str] = Counter()
         self.served: Counter[int] = Counter()
         self.resumed = 0
@@ -84,10 +99,11 @@ class Traffic:
         self._numbers = count()
         self._lock = threading.Lock()
         self._over = threading.Event()
-        entries = list(CALLERS)
+        self._delay = delay
+        entries = [STREAMING[n % len(STREAMING)] for n in range(streams)]
+        entries += [UNARY[n % len(UNARY)] for n in range(unary)]
         self._threads = [
-            threading.Thread(target=self._work, args=(entries[n % len(entries)], n), daemon=True)
-            for n in range(workers)
+            threading.Thread(target=self._work, args=(entry, seed), daemon=True) for seed, entry in enumerate(entries)
         ]
         for thread in self._threads:
             thread.start()
@@ -115,9 +131,9 @@ class Traffic:
         while not self._over.is_set():
             with self._lock:
                 number = next(self._numbers)
-            request = mix.make(number, delay=DELAY)
+            request = mix.make(number, delay=self._delay)
             if number % LONG_EVERY == 0:
-                request = ScriptedRequest(number, LONG_TOKENS, delay=DELAY)
+                request = ScriptedRequest(number, LONG_TOKENS, delay=self._delay)
             try:
                 told = caller.call(request.call)
                 faults = request.faults(told)
@@ -196,23 +212,35 @@ class Operator:
 
 
 def run_without_loss(
-    server: RunningServer, *, workers: int = 16, requests: int = 2000, cycles: int = 20, publications: int = 5
+    server: RunningServer,
+    *,
+    streams: int = 16,
+    unary: int = 4,
+    requests: int = 2000,
+    cycles: int = 20,
+    publications: int = 5,
+    kills: int = 0,
+    delay: float = DELAY,
 ) -> Outcome:
-    """Run traffic while one operator promotes and rolls back and another publishes and retires.
+    """Run traffic while one operator promotes and rolls back, or kills, and another publishes and retires.
 
     Args:
-        server: of scripted versions 1 (stable) and 2.
+        server: of scripted versions 1 (stable) and 2 (canary).
+        streams, unary: requests at once.
         requests: at least so many.
         cycles: of promote and rollback.
-        publications: each with a canary's share of the traffic, and then retired.
+        publications: each with a canary's share of the traffic unless the canary is killed, and then retired.
+        kills: of the canary, each with requests in its hands; version 2 has to stay it, so without cycles.
+        delay: seconds between tokens.
     """
+    assert not (kills and cycles)
     started = time.monotonic()
     before = initialisations(server)
-    traffic = Traffic(server, workers)
+    traffic = Traffic(server, streams=streams, unary=unary, delay=delay)
     first, second = Operator(server), Operator(server)
     threads = [
-        first.start(lambda: _promote_and_rollback(first, traffic, cycles)),
-        second.start(lambda: _publish_and_retire(second, server, traffic, publications)),
+        first.start(lambda: _kill_the_canary(server, traffic, kills) if kills else _cycle(first, traffic, cycles)),
+        second.start(lambda: _publish_and_retire(second, server, traffic, publications, shared=not kills)),
     ]
     for thread in threads:
         thread.join(900)
@@ -228,6 +256,7 @@ def run_without_loss(
         traffic.faults + first.failures + second.failures,
         cycles,
         publications,
+        kills,
         revivals(server),
         first.refused + second.refused,
         round(max(first.waited, second.waited), 2),
@@ -238,7 +267,7 @@ def run_without_loss(
     return outcome
 
 
-def _promote_and_rollback(operator: Operator, traffic: Traffic, cycles: int) -> None:
+def _cycle(operator: Operator, traffic: Traffic, cycles: int) -> None:
     for _ in range(cycles):
         operator.here(lambda op: promote(op, 2))
         traffic.go_on()
@@ -246,14 +275,32 @@ def _promote_and_rollback(operator: Operator, traffic: Traffic, cycles: int) -> 
         traffic.go_on()
 
 
-def _publish_and_retire(operator: Operator, server: RunningServer, traffic: Traffic, publications: int) -> None:
+def _kill_the_canary(server: RunningServer, traffic: Traffic, kills: int) -> None:
+    for number in range(1, kills + 1):
+        wait_for(lambda: _running(server, 2) >= AT_DEATH, 120, "requests of the canary")
+        os.kill(server.pid(version_owner(2)), signal.SIGKILL)
+        wait_for(lambda number=number: revivals(server) == number, 120, "the canary's revival")  # type: ignore[misc]
+        wait_for(lambda: server.version_ready(2), 120, "the canary")
+        traffic.go_on()
+
+
+def _running(server: RunningServer, version: int) -> int:
+    section = server.section(version_owner(version))
+    return int(section.data["running"]) if section is not None and section.alive else 0
+
+
+def _publish_and_retire(
+    operator: Operator, server: RunningServer, traffic: Traffic, publications: int, *, shared: bool
+) -> None:
     for _ in range(publications):
         label = f"v{server.state().next_version}"
         told = operator.shell("publish", "scripted", "--runner=scripted", f"--label={label}", "--json")
         number = str(json.loads(told)["after"]["version"])
-        operator.shell("canary", "set", f"--version={number}", "--ratio=0.5")
+        if shared:
+            operator.shell("canary", "set", f"--version={number}", "--ratio=0.5")
         traffic.go_on()
-        operator.shell("canary", "off")
+        if shared:
+            operator.shell("canary", "off")
         operator.shell("retire", number, "--wait=120")
 
 
