@@ -2,6 +2,9 @@
 
 import errno
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +20,7 @@ from piccard.retire import BAKE_TIME, retire
 from piccard.state_store import StateStore, operator_lock
 from piccard_contract.home import Service
 from piccard_contract.lifecycle import ServiceState, VersionState
-from write_points import WritePoints
+from write_points import Killed, WritePoints
 
 Piccard = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -76,6 +79,63 @@ def test_disk_that_stays_full_is_mended_by_doctor(
             assert stable_target(service) == state.stable
             assert configured_versions(service) == [state.stable]
             assert load_policy(service).canary == state.canary
+
+
+# Killed as it renames the link: state and configuration say 2 by then, and requests still go to 1.
+PROMOTION = """
+import os, signal, sys
+from pathlib import Path
+from piccard.__main__ import main
+rename = os.replace
+def replace(source, target, **options):
+    if Path(target).is_symlink():
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(source, target, **options)
+os.replace = replace
+main(["promote", "2", f"--home={sys.argv[1]}"])
+"""
+
+
+def test_a_real_kill_leaves_what_its_double_leaves(service: Service, piccard: Piccard, tmp_path: Path) -> None:
+    twin = Service(shutil.copytree(service.home, tmp_path / "twin", symlinks=True), service.name)
+    killed = subprocess.run(
+        [sys.executable, "-c", PROMOTION, str(service.home)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    kill_at_rename_of_link(twin, piccard)
+
+    assert comparable(service) == comparable(twin)
+    assert StateStore(service).read().stable == 2
+    assert stable_target(service) == 1
+    piccard(service.home, "doctor", "--repair", check=False)
+    assert stable_target(service) == 2
+
+
+def kill_at_rename_of_link(service: Service, piccard: Piccard) -> None:
+    """The same kill by an exception, at the point that a run to the end names."""
+    spare = Service(shutil.copytree(service.home, service.home.with_name("spare"), symlinks=True), service.name)
+    points = WritePoints()
+    with points.installed():
+        with points.armed():
+            piccard(spare.home, "promote", "2")
+        link = f"replace {spare.home}/.stable."
+        at = next(number for number, name in enumerate(points.passed) if name.startswith(link))
+        at -= sum(name.startswith("fsync") for name in points.passed[:at])
+        with points.armed(kill_at=at), pytest.raises(Killed):
+            piccard(service.home, "promote", "2", check=False)
+
+
+def comparable(service: Service) -> dict[str, str]:
+    """Every file and link of a home with its content, but for times, process ids and the home's own path."""
+    found = {}
+    for path in sorted(service.home.rglob("*")):
+        name = re.sub(r"\.[0-9]+\.tmp$", ".PID.tmp", str(path.relative_to(service.home)))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        elif path.is_file() and path.suffix not in (".lock", ".pyc"):
+            text = re.sub(rf"{service.home.parent}/(home|twin)\b", "HOME", path.read_text(errors="replace"))
+            found[name] = re.sub(r"[0-9-]{10}T[0-9:.]+(\+00:00|Z)", "TIME", text)
+    return found
 
 
 def promoted(service: Service, piccard: Piccard, since: datetime) -> ServiceState:

@@ -33,7 +33,7 @@ class WritePoints:
     """
 
     def __init__(self, *, opens: bool = False) -> None:
-        self._names = (*WRITES, "open") if opens else WRITES
+        self._opens = opens
         self.look: Callable[[], None] = lambda: None
         self.passed: list[str] = []
         self.control_failed = False
@@ -54,7 +54,7 @@ class WritePoints:
             self.remove()
 
     def install(self) -> None:
-        for name in self._names:
+        for name in (*WRITES, "open"):
             self._originals[name] = getattr(os, name)
             setattr(os, name, self._wrapped(name))
 
@@ -90,7 +90,7 @@ class WritePoints:
         def call(*arguments: Any, **options: Any) -> Any:
             if not self._on or (name == "mkdir" and os.path.isdir(arguments[0])):
                 return original(*arguments, **options)
-            if name == "open" and not arguments[1] & os.O_CREAT:
+            if name == "open" and not (arguments[1] & os.O_CREAT and (self._opens or self._dead)):
                 return original(*arguments, **options)
             where = "" if name == "fsync" else str(arguments[0])
             self._pass(f"{name} {where}", OSError(self._errno, os.strerror(self._errno), where or None))
