@@ -157,9 +157,11 @@ class Stream:
             if not attempt.ended:
                 attempt.given_up = True
                 self._blocked(attempt).inc()
+        following = self._follow(attempt, error)
+        # Not before the request is in other hands: the version's answer to it would be taken for the attempt's end.
         if error.code is not ErrorCode.VERSION_DIED:
             self._around.cancels.post(attempt.version, attempt.stamp.cancel_token)
-        self._run(self._follow(attempt, error))
+        self._run(following)
 
     def cancel(self) -> bool:
         """End the request for its client; whether it was still running."""

@@ -316,6 +316,28 @@ def test_an_abandoned_attempt_is_never_heard_of_again(scene: Callable[..., Scene
     assert stage.counted("piccard_in_flight") == 0
 
 
+def test_the_answer_to_its_cancel_does_not_end_the_request(
+    scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = scene({1: Play(), 2: Play(base=2000, late_at=1, fail_at=2, error=ErrorCode.CANCELLED)})
+    client = stage.start(ask())
+    assert stage.versions.hanging.wait(60)
+
+    def post(version: int, token: str) -> None:
+        """A cancel that is answered before anything else goes on."""
+        stage.versions.over.set()
+        wait_until(lambda: stage.counted("piccard_blocked_attempts", version="2") == 0)
+        client.over.wait(0.2)
+
+    monkeypatch.setattr(stage.cancels, "post", post)
+    stage.clock.now += 1000
+    stage.watchdog.look()
+    stage.wait_over(client)
+
+    assert client.error is None
+    assert client.text() == expected(0, (2000, 1), (1000, 4))
+
+
 def test_a_death_is_met_at_once(scene: Callable[..., Scene]) -> None:
     stage = scene({1: Play(), 2: Play(base=2000, hang_at=2)})
     client = stage.start(ask())
