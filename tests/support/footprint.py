@@ -49,7 +49,9 @@ def footprint(server: RunningServer) -> Footprint:
     with server.control() as control:
         taken["entries of the server's index"] = len(control.index())
     taken["sections of the live state"] = _sections(server)
-    taken["lines of /metrics"] = len(server.metrics_text().splitlines())
+    lines = server.metrics_text().splitlines()
+    taken["lines of the server's own metrics"] = sum(line.startswith("nv_") for line in lines)
+    taken["lines of /metrics"] = len(lines) - taken["lines of the server's own metrics"]
     return taken
 
 
