@@ -184,8 +184,11 @@ def test_a_header_of_10_mebibytes_over_http(server: RunningServer, name: bytes) 
 def test_metadata_over_grpc(server: RunningServer, count: int, size: int) -> None:
     metadata = {f"x-user-{number}" if count > 1 else "x-user": "v" * size for number in range(count)}
     with own_client(server) as client, pytest.raises(InferenceServerException) as refused:
-        client.infer(server.service.unary, grpc_inputs(text_input="a"), headers=metadata, client_timeout=60)
-    assert "RESOURCE_EXHAUSTED" in str(refused.value)
+        client.infer(server.service.unary, grpc_inputs(text_input="a"), headers=metadata, client_timeout=300)
+    # The server refuses the stream, or hangs up while the rest is on its way.
+    assert any(status in str(refused.value) for status in ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL")), (
+        refused.value
+    )
 
 
 def test_a_long_value_of_a_sticky_key(server: RunningServer) -> None:
