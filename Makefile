@@ -34,7 +34,7 @@ test: .venv/.dev ## set up and run every test, those on a real server too
 lint: .venv/.dev ## ruff, mypy and the import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(foreach folder,$(SOURCES),$(wildcard $(folder)/*/))
+	$(BIN)/mypy $(foreach folder,$(SOURCES),$(dir $(wildcard $(folder)/*/__init__.py)))
 	$(BIN)/lint-imports
 
 fmt: .venv/.dev ## format and sort imports
