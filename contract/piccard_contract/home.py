@@ -7,6 +7,9 @@ from pathlib import Path
 SERVICE_NAME = re.compile(r"^[a-z][a-z0-9_]{0,39}\Z")
 DEFAULT_SERVICE = "deepseek"
 
+# Folders that are versions. tritonserver reads others too: "5-old" is 5 to it, and 20 digits end it.
+VERSION_NAME = r"^[1-9][0-9]{0,17}$"
+
 # Folders of HOME/state that are no service's.
 RESERVED_NAMES = frozenset({"keys", "logs"})
 

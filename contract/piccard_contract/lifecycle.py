@@ -78,6 +78,9 @@ LOADED_STATES = frozenset({_S.LOADING, _S.PROBING, _S.READY, _S.CANARY, _S.STABL
 # States in which a router may send requests to a version.
 SERVING_STATES = frozenset({_S.READY, _S.CANARY, _S.STABLE, _S.PREVIOUS})
 
+# States of a version that has not yet answered its golden prompts.
+UNPROVEN_STATES = frozenset({_S.STAGED, _S.LOADING, _S.PROBING})
+
 
 class IllegalMoveError(ValueError):
     """A move that the table does not allow."""

@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from piccard_contract.validation import explain
 
 SCHEMA = 1
-VERSION_NAME = r"^[1-9][0-9]{0,17}$"
 # Pydantic's patterns are Rust's, where $ is the very end: a trailing newline does not match.
 AMOUNT = r"^[1-9][0-9]*(\.[0-9]+)?(MiB|GiB|TiB)$"
 LABEL = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$"

@@ -416,7 +416,7 @@ class _Series:
 
 
 class _TritonFamilies:
-    """The server's metrics; families are kept for good, as the server takes one away that nobody holds."""
+    """The server's metrics; families are kept until `clear`, as the server takes one away that nobody holds."""
 
     def __init__(self) -> None:
         self._families: dict[str, Any] = {}

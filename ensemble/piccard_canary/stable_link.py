@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from piccard_contract.version_file import VERSION_NAME
+from piccard_contract.home import VERSION_NAME
 
 _NAME = re.compile(VERSION_NAME)
 

@@ -42,10 +42,15 @@ class Callers:
         self._looks[key] = (self._clock(), dead)
         return dead
 
-    def took(self, attempt: Attempt, sent: int) -> bool:
-        """Whether the router has taken `sent` responses of an attempt, or never will, or does not tell."""
-        if attempt.slot is None or sent == 0:
-            return True
-        path = receipts_path(self._lock(attempt.router))
-        taken = self._receipts.taken(path, attempt.process, attempt.slot)
-        return taken is None or taken >= sent or self.gone(attempt)
+    def taken(self, attempt: Attempt) -> Callable[[int], bool]:
+        """Tells whether the router has taken so many responses of an attempt, or never will, or does not tell."""
+        # The slot and the path are found once: this is asked before every response.
+        slot, path = attempt.slot, receipts_path(self._lock(attempt.router))
+
+        def took(sent: int) -> bool:
+            if slot is None or sent == 0:
+                return True
+            count = self._receipts.taken(path, attempt.process, slot)
+            return count is None or count >= sent or self.gone(attempt)
+
+        return took

@@ -6,12 +6,11 @@ import time
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
-import torch
 from piccard_contract.errors import ErrorCode, RequestError
 
 from deepseek_engine.block_pool import BlockPool
 from deepseek_engine.choice import Choice, Finish
-from deepseek_engine.failures import breaks_the_device
+from deepseek_engine.failures import breaks_the_device, is_out_of_memory
 from deepseek_engine.pacing import PrefillPacer
 from deepseek_engine.prefix_cache import PrefixCache
 from deepseek_engine.request import EngineError, EngineOutput, EngineRequest, EngineStats
@@ -278,7 +277,7 @@ class Engine:
     def _fail_all(self, shares: list[Share], error: Exception) -> None:
         _log.error("step of %d sequences failed", len(shares), exc_info=error)
         # The cause is for the log: a client can do nothing with it, and it may tell of other requests.
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             code, message = (
                 ErrorCode.OUT_OF_MEMORY,
                 "the version ran out of memory in a step; send fewer or shorter requests",
@@ -319,10 +318,3 @@ def _known_logprobs(sequence: Sequence) -> tuple[int, int]:
         return (sequence.num_prompt, len(sequence.token_ids)) if sequence.params.logprobs is not None else (0, 0)
     wanted = sequence.params.prompt_logprobs is not None and sequence.choice == 0
     return (1, sequence.num_prompt) if wanted else (0, 0)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    # torch tells a failed allocation on the CPU by its text alone.
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

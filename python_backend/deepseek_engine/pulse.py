@@ -25,6 +25,6 @@ class Pulse:
         self.beats += 1
 
     def end(self) -> None:
-        """The engine has nothing to do."""
+        """A round is over."""
         self.busy = False
         self.beats += 1

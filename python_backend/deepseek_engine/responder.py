@@ -25,7 +25,8 @@ Taken = Callable[[int], bool]
 # Seconds between two looks at whether a response was taken.
 TAKEN_POLL = 0.001
 
-# Seconds after which a consumer that takes nothing is not waited for any more.
+# Seconds after which a consumer that takes nothing is not waited for any more: it may hang for another reason, and a
+# response that follows may then add to it (piccard_contract.receipts), but a client that waits for ever is no better.
 TAKEN_LIMIT = 5.0
 
 
@@ -106,6 +107,7 @@ class Responder:
         self._timed: list[tuple[float, int, Outbox]] = []
         # Ready, but the response before was not taken; with the time until which that is waited for.
         self._held: list[tuple[float, Outbox]] = []
+        self._look_at = 0.0
         self._order = count()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="responder", daemon=True)
@@ -129,7 +131,7 @@ class Responder:
         return Outbox(self, send, hold=hold, interval=interval, relay=relay, taken=taken)
 
     def stop(self, timeout: float = 5.0) -> None:
-        """End the thread after everything that is ready was sent."""
+        """End the thread after everything that is ready was sent, to those who take it within `timeout` seconds."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -161,7 +163,7 @@ class Responder:
             with self._changed:
                 outbox = self._due()
                 while outbox is None:
-                    if self._stopping:
+                    if self._stopping and not self._held:
                         return
                     self._changed.wait(self._pause())
                     outbox = self._due()
@@ -195,17 +197,20 @@ class Responder:
         """The first whose consumer has taken what it was sent; those before it are held."""
         while queue:
             outbox = queue.popleft()
-            if self._stopping or outbox.taken(outbox.sent):
+            if outbox.taken(outbox.sent):
                 return outbox
             self._held.append((now + TAKEN_LIMIT, outbox))
         return None
 
     def _look_at_held(self, now: float) -> None:
+        if now < self._look_at:
+            return
+        self._look_at = now + TAKEN_POLL
         held, self._held = self._held, []
         for limit, outbox in held:
             if now >= limit:
                 outbox.taken = always
-            if self._stopping or outbox.taken(outbox.sent):
+            if outbox.taken(outbox.sent):
                 self._make_ready(outbox)
             else:
                 self._held.append((limit, outbox))
@@ -221,7 +226,7 @@ class Responder:
         if self._ready:
             waits.append(self._budget.rest(now))
         if self._held:
-            waits.append(TAKEN_POLL)
+            waits.append(self._look_at - now)
         return min(waits) if waits else None
 
     def _send(self, outbox: Outbox) -> None:
@@ -231,12 +236,15 @@ class Responder:
             final, error = outbox.ended, outbox.error
             outbox.announced = False
             started, worked = self._clock(), self._work()
+        went = True
         try:
             outbox.send(outputs, error, final)
         except Exception:
             _log.exception("a response could not be sent")
+            went = False
         with self._changed:
-            outbox.sent += 1
+            # What never went is never taken either.
+            outbox.sent += went
             outbox.state = _State.CLOSED if final else _State.IDLE
             now = self._clock()
             self._budget.spend(started, self._work() - worked, outbox.relay)

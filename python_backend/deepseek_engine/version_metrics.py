@@ -33,26 +33,21 @@ class VersionMetrics:
         self._registry = CollectorRegistry()
         labels = {"service": service, "version": str(version)}
         specs = {spec.name: spec for spec in METRICS if spec.writer == "version"}
-        self._counters = {name: _counter(specs[name], self._registry).labels(**labels) for name in _TOTALS}
+        self._counters = {
+            name: _counter(specs[name], self._registry).labels(**labels) for name in (*_TOTALS, _UNSIGNED)
+        }
         self._gauges = {
             name: Gauge(name, specs[name].help, specs[name].labels, registry=self._registry).labels(**labels)
             for name in _GAUGES
         }
-        unsigned = specs["piccard_direct_unsigned_claims_total"]
-        self._unsigned = Counter(unsigned.name, unsigned.help, unsigned.labels, registry=self._registry).labels(
-            **labels
-        )
-        self._ignored = 0
-        self._last = {name: int(getattr(stats, field)) for name, field in _TOTALS.items()}
+        self._last = _totals(stats, unsigned_claims=0)
 
     def observe(self, stats: EngineStats, unsigned_claims: int) -> None:
         """Bring the families up to the engine's present figures, and to how many claims were ignored so far."""
-        self._unsigned.inc(unsigned_claims - self._ignored)
-        self._ignored = unsigned_claims
-        for name, field in _TOTALS.items():
-            total = int(getattr(stats, field))
+        totals = _totals(stats, unsigned_claims)
+        for name, total in totals.items():
             self._counters[name].inc(max(0, total - self._last[name]))
-            self._last[name] = total
+        self._last = totals
         for name, field in _GAUGES.items():
             self._gauges[name].set(getattr(stats, field))
 
@@ -65,6 +60,10 @@ class VersionMetrics:
             # The library also tells when a counter was made.
             if not sample.name.endswith("_created")
         ]
+
+
+def _totals(stats: EngineStats, unsigned_claims: int) -> dict[str, int]:
+    return {name: int(getattr(stats, field)) for name, field in _TOTALS.items()} | {_UNSIGNED: unsigned_claims}
 
 
 def _counter(spec: MetricSpec, registry: CollectorRegistry) -> Counter:

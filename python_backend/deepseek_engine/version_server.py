@@ -191,21 +191,18 @@ class VersionServer:
             self._sending = (flight, time.monotonic())
             flight.reply.send(response_outputs(response, generation.request.returns, final=final), final=final)
         except Exception as failure:
-            _log.exception("a response of request %s could not be sent", generation.request.id)
-            if final:
-                self.refuse(flight.reply, failure)
-            else:
+            if not final:
                 # It comes back here as the last response.
                 self._loop.abort(generation.id, failure_of(failure))
+                raise
+            _log.exception("the last response of request %s could not be sent", generation.request.id)
+            self.refuse(flight.reply, failure)
         finally:
             self._sending = None
 
     def _taken(self, attempt: Attempt | None) -> Taken:
         """Tells whether what was sent of an attempt has been taken."""
-        callers = self._callers
-        if attempt is None or callers is None:
-            return always
-        return lambda sent: callers.took(attempt, sent)
+        return always if attempt is None or self._callers is None else self._callers.taken(attempt)
 
     def _orphaned(self, flight: Flight) -> bool:
         """Whether the router that waits for a flight has died."""

@@ -1,7 +1,7 @@
 import threading
 
 from deepseek_engine.request import EngineOutput
-from deepseek_engine.responder import TAKEN_LIMIT, Outbox, Responder
+from deepseek_engine.responder import TAKEN_LIMIT, TAKEN_POLL, Outbox, Responder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from piccard_contract.errors import ErrorCode, RequestError
@@ -227,13 +227,15 @@ class Consumer:
 
 
 def test_nothing_follows_a_response_that_was_not_taken() -> None:
-    responder, sender, consumer = Responder(), Sender(), Consumer()
+    clock, sender, consumer = Clock(), Sender(), Consumer()
+    responder = Responder(clock)
     outbox = responder.outbox(sender, taken=consumer.taken)
     for text in "abc":
         outbox.put([output(text)], last=False)
         drain(responder)
     assert sender.texts == ["a"]
     consumer.count = 1
+    clock.now += TAKEN_POLL
     drain(responder)
     assert sender.texts == ["a", "bc"]
     # The last one waits too.
@@ -241,6 +243,7 @@ def test_nothing_follows_a_response_that_was_not_taken() -> None:
     drain(responder)
     assert sender.texts == ["a", "bc"]
     consumer.count = 2
+    clock.now += TAKEN_POLL
     drain(responder)
     assert sender.texts == ["a", "bc", "d"]
     assert sender.finals == [False, False, True]
@@ -282,14 +285,18 @@ def test_the_thread_looks_again_at_what_was_not_taken() -> None:
     assert "".join(sender.texts) == "abc"
 
 
-def test_stop_waits_for_no_consumer() -> None:
-    responder, sender = Responder(), Sender()
-    outbox = responder.outbox(sender, taken=Consumer().taken)
+def test_stop_sends_to_no_consumer_that_is_behind() -> None:
+    responder, sender, consumer = Responder(), Sender(), Consumer()
+    outbox = responder.outbox(sender, taken=consumer.taken)
     outbox.put([output("a")], last=False)
-    responder.start()
+    responder.send_next()
     outbox.put([output("b")], last=True)
+    responder.start()
+    responder.stop(0.1)
+    assert sender.texts == ["a"]
+    consumer.count = 1
     responder.stop(60)
-    assert "".join(sender.texts) == "ab"
+    assert sender.texts == ["a", "b"]
 
 
 def test_stop_sends_what_is_ready() -> None:

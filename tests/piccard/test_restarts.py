@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from piccard.errors import OperationError
-from piccard.restarts import GOOD_RUN, LIMIT, end_signals, run_again
+from piccard.restarts import LIMIT, end_signals, run_again
+from piccard.revival import GOOD_LIFE
 from piccard.supervisor import print_line
 
 
@@ -50,7 +51,7 @@ def test_what_ended_by_itself_is_started_again() -> None:
 
 
 def test_a_good_run_forgets_the_bad_ones() -> None:
-    lives = Lives((5.0, 1), (5.0, 1), (GOOD_RUN, 1), (5.0, 0))
+    lives = Lives((5.0, 1), (5.0, 1), (GOOD_LIFE, 1), (5.0, 0))
 
     assert lives.again() == 0
     assert lives.pauses == [1.0, 2.0, 1.0]

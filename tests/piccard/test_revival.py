@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from piccard.revival import LIMIT, LONGEST_PAUSE, STABLE_SECONDS, Revival, pause
+from piccard.revival import GOOD_LIFE, LIMIT, LONGEST_PAUSE, Revival, pause_after
 
 
 def dies(revival: Revival, now: float) -> None:
@@ -19,8 +19,8 @@ def test_first_death_is_followed_by_a_start_at_once() -> None:
 
 
 def test_pauses_double_up_to_a_limit() -> None:
-    assert [pause(tries) for tries in range(9)] == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
-    assert pause(10**9) == LONGEST_PAUSE
+    assert [pause_after(tries) for tries in range(9)] == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert pause_after(10**9) == LONGEST_PAUSE
 
 
 def test_a_start_is_not_repeated_before_its_pause_is_over() -> None:
@@ -80,9 +80,9 @@ def test_a_long_life_forgets_what_went_before() -> None:
     dies(revival, 0.0)
     revival.begin()
     revival.started(0.0)
-    revival.dead(STABLE_SECONDS)
+    revival.dead(GOOD_LIFE)
     assert (revival.tries, revival.given_up) == (0, "")
-    assert revival.due(STABLE_SECONDS)
+    assert revival.due(GOOD_LIFE)
 
 
 def test_whoever_lives_again_is_not_given_up() -> None:
@@ -97,7 +97,7 @@ def test_whoever_lives_again_is_not_given_up() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["dies", "fails"]), st.floats(0.0, 2 * STABLE_SECONDS, allow_nan=False)), max_size=60
+        st.tuples(st.sampled_from(["dies", "fails"]), st.floats(0.0, 2 * GOOD_LIFE, allow_nan=False)), max_size=60
     ),
     st.integers(1, LIMIT),
 )
@@ -112,7 +112,7 @@ def test_whatever_happens_the_starts_are_bounded(events: list[tuple[str, float]]
             assert not revival.due(now + 1e6)
             return
         left = revival.seconds_left(now)
-        assert left == pytest.approx(pause(in_a_row))
+        assert left == pytest.approx(pause_after(in_a_row))
         now += left
         assert revival.due(now)
         revival.begin()
@@ -123,7 +123,7 @@ def test_whatever_happens_the_starts_are_bounded(events: list[tuple[str, float]]
             revival.started(now)
             now += lived
             revival.dead(now)
-            if lived >= STABLE_SECONDS:
+            if lived >= GOOD_LIFE:
                 in_a_row = 0
         assert in_a_row <= limit
         assert bool(revival.given_up) == (in_a_row == limit)

@@ -37,6 +37,15 @@ def test_contents_names_and_places_count(tmp_path: Path) -> None:
     assert len({packages_hash(packages) for packages in folders}) == len(folders)
 
 
+def test_what_tools_put_beside_code_is_none(tmp_path: Path) -> None:
+    folder = package(tmp_path / "p", a="1")
+    before = packages_hash({"p": folder})
+    for beside in ("__pycache__/a.cpython-311.pyc", ".mypy_cache/3.11/a.data.json", ".DS_Store"):
+        (folder / beside).parent.mkdir(parents=True, exist_ok=True)
+        (folder / beside).write_text("x")
+    assert packages_hash({"p": folder}) == before
+
+
 def test_a_process_is_known_by_the_folders_that_it_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert package_folder("piccard_contract") == Path(piccard_contract.__file__).parent
     folder = package(tmp_path / "some_code", __init__="x = 1")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from piccard_contract.home import VERSION_NAME
 from piccard_contract.version_file import (
-    VERSION_NAME,
     CacheDtype,
     CacheSettings,
     Hashes,

@@ -21,13 +21,11 @@ from piccard.startup import Startup
 from piccard.state_store import StateStore
 from piccard.watch import Watch
 from piccard_contract.home import Service
-from piccard_contract.lifecycle import KEPT_RETIRED, SERVING_STATES, ServiceState, VersionState
+from piccard_contract.lifecycle import KEPT_RETIRED, SERVING_STATES, UNPROVEN_STATES, ServiceState, VersionState
 from write_points import Killed, WritePoints
 
 # ("kill" or "fail", the point of the command at which it happens); None for neither.
 Fault = tuple[str, int] | None
-
-WAITING = frozenset({VersionState.STAGED, VersionState.LOADING, VersionState.PROBING})
 
 # What doctor says of a version that waits for a server.
 WAITS = "`piccard serve` goes on with it at its next start"
@@ -246,7 +244,7 @@ class OperatedService:
             # What died again after each start has failed, and is loaded yet.
             assert self.server.loaded - self.server.dead() == serving
             self.lost -= serving
-            assert not [n for n, r in state.versions.items() if r.state in WAITING]
+            assert not [n for n, r in state.versions.items() if r.state in UNPROVEN_STATES]
             self.check_served()
         for number in self.published:
             if number in self.given_up and number not in sorted(self.given_up)[-KEPT_RETIRED:]:
@@ -280,4 +278,4 @@ class OperatedService:
             holders = {n for n, record in state.versions.items() if record.state is role}
             assert holders <= {number}, f"{role} are {holders}, the state names {number}"
             if number is not None and not holders:
-                assert state.versions[number].state in {VersionState.FAILED, *WAITING}
+                assert state.versions[number].state in {VersionState.FAILED, *UNPROVEN_STATES}

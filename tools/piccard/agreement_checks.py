@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from piccard_contract.home import version_owner
-from piccard_contract.lifecycle import SERVING_STATES, ServiceState, VersionState, now
+from piccard_contract.lifecycle import SERVING_STATES, UNPROVEN_STATES, ServiceState, VersionState, now
 from piccard_contract.live_state import LiveState
 from piccard_contract.process_lock import is_held
 
@@ -26,9 +26,6 @@ from piccard.repository import (
 from piccard.revive import candidates, is_due, start_again
 from piccard.triton_control import supervisor_gives_up, supervisor_phase
 from piccard.version_loading import add_version, drop_version, forget, load_version, move
-
-_NOT_LIVING = frozenset({VersionState.FAILED})
-_UNPROVEN = frozenset({VersionState.STAGED, VersionState.LOADING, VersionState.PROBING})
 
 
 def stable_findings(op: Operation, state: ServiceState) -> Iterator[Finding]:
@@ -95,7 +92,7 @@ def interrupted_findings(op: Operation, state: ServiceState) -> Iterator[Finding
                 "--repair marks it retired",
                 partial(move, op.store, number, VersionState.RETIRED),
             )
-        if record.state in _UNPROVEN:
+        if record.state in UNPROVEN_STATES:
             yield from _unproven(op, number, record.state)
 
 
@@ -166,7 +163,7 @@ def index_findings(op: Operation, state: ServiceState) -> Iterator[Finding]:
             "--repair loads it",
             partial(add_version, control, service, number),
         )
-    unproven = {n for n, r in state.versions.items() if r.state in _UNPROVEN}
+    unproven = {n for n, r in state.versions.items() if r.state in UNPROVEN_STATES}
     for number in sorted(ready - serving - unproven):
         yield Finding(
             "index",
@@ -205,7 +202,8 @@ def process_findings(op: Operation) -> Iterator[Finding]:
         return
     phase, given_up = supervisor_phase(service), supervisor_gives_up(service)
     for place in candidates(op):
-        if not is_due(op, place) or (place.is_version and op.store.read().versions[place.number].state in _NOT_LIVING):
+        failed = place.is_version and op.store.read().versions[place.number].state is VersionState.FAILED
+        if failed or not is_due(op, place):
             continue
         if phase and place.told not in given_up:
             yield Finding("process", f"{place.name} has no living process", "`piccard serve` is starting it again")

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import typer
-from piccard_contract.version_file import VERSION_NAME
+from piccard_contract.home import VERSION_NAME
 
 
 def version_number(text: str | int) -> int:

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from piccard_contract.home import VERSION_NAME
 from piccard_contract.lifecycle import ServiceState, VersionState
-from piccard_contract.version_file import VERSION_NAME, VersionFile, VersionFileError, read_version_file
+from piccard_contract.version_file import VersionFile, VersionFileError, read_version_file
 
 from piccard.containment import check_version_folder
 from piccard.durable_file import writer_of

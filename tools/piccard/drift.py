@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from piccard_contract.code_hash import ENSEMBLE_PACKAGES, package_folder, packages_hash
+from piccard_contract.code_hash import ENSEMBLE_PACKAGES, installed_hash
 from piccard_contract.home import version_owner
 from piccard_contract.lifecycle import ServiceState
 from piccard_contract.live_state import Section
@@ -24,7 +24,7 @@ from piccard.snapshot import installed_code_hash
 @cache
 def installed_ensemble_hash() -> str:
     """The hash of the installed code of admission and routers."""
-    return packages_hash({name: package_folder(name) for name in ENSEMBLE_PACKAGES})
+    return installed_hash(ENSEMBLE_PACKAGES)
 
 
 def version_drift(version: VersionFile | None, section: Section | None) -> str:

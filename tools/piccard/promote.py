@@ -1,13 +1,11 @@
 """`piccard promote N`: version N becomes stable."""
 
-from piccard_contract.lifecycle import VersionState
+from piccard_contract.lifecycle import UNPROVEN_STATES, VersionState
 
 from piccard.errors import OperationError
 from piccard.operation import Operation, check_serves, record_of
 from piccard.outcome import Outcome
 from piccard.stable_switch import settled, switch_stable
-
-_WAITS = (VersionState.STAGED, VersionState.LOADING, VersionState.PROBING)
 
 
 def promote(op: Operation, version: int) -> Outcome:
@@ -21,7 +19,7 @@ def promote(op: Operation, version: int) -> Outcome:
     found = record_of(state, version)
     if settled(op, version):
         return Outcome(what, op.service.name, False, f"version {version} is stable already", op.dry_run)
-    if found in _WAITS:
+    if found in UNPROVEN_STATES:
         raise OperationError(f"version {version} is {found}; it is loaded and probed while `piccard serve` runs")
     if found in (VersionState.FAILED, VersionState.RETIRED, VersionState.DRAINING):
         raise OperationError(f"version {version} is {found} and cannot become stable; publish it again")

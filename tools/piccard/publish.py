@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from piccard_contract.home import DEFAULT_SERVICE
-from piccard_contract.lifecycle import ServiceState, VersionRecord, VersionState, now
+from piccard_contract.lifecycle import UNPROVEN_STATES, ServiceState, VersionRecord, VersionState, now
 from piccard_contract.validation import explain
 from piccard_contract.version_file import LABEL, Hashes, Runner, VersionFile, VersionFileError, read_version_file
 from pydantic import ValidationError
@@ -26,7 +26,6 @@ from piccard.version_loading import forget, load_version
 
 CODE_WARNING = "a version is code: its engine, checkpoint and chat template run in the server; publish what you trust"
 
-_UNFINISHED = frozenset({VersionState.STAGED, VersionState.LOADING, VersionState.PROBING})
 _LIVE = frozenset(VersionState) - {VersionState.FAILED, VersionState.RETIRED, VersionState.DRAINING}
 
 
@@ -152,7 +151,7 @@ def _again(op: Operation, state: ServiceState, number: int) -> Outcome:
     record = state.versions[number]
     what = f"publish {record.label} as {number}"
     # This command holds the operators' lock, so whoever loaded it before was interrupted.
-    waits = record.state in _UNFINISHED and op.control is not None
+    waits = record.state in UNPROVEN_STATES and op.control is not None
     if record.state in _LIVE and not waits:
         message = f"this is published already, as version {number} ({record.label}, {record.state})"
         return Outcome(what, op.service.name, False, message, op.dry_run, after={"version": number})

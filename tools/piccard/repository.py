@@ -5,8 +5,8 @@ import py_compile
 import re
 from pathlib import Path
 
-from piccard_contract.home import Service
-from piccard_contract.version_file import VERSION_NAME, VersionFile
+from piccard_contract.home import VERSION_NAME, Service
+from piccard_contract.version_file import VersionFile
 
 from piccard.durable_file import write_durably
 from piccard.model_config import ROLLING_VERSIONS, config_text, llm_config, model_configs

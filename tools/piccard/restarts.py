@@ -1,4 +1,4 @@
-"""Starts the server again when it ends by itself.
+"""Starts the server again when it ends by itself; of its models' processes revival.py decides.
 
 Not only its own faults end tritonserver 24.10: when a model's process is killed while it holds a lock in shared memory,
 the server's next use of that lock throws (boost's lock_exception, not recoverable) and nothing catches it.
@@ -11,12 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from piccard.errors import OperationError
-
-FIRST_PAUSE = 1.0
-LONGEST_PAUSE = 60.0
-
-# A run of this many seconds was a good one: what went wrong before it no longer counts.
-GOOD_RUN = 300.0
+from piccard.revival import GOOD_LIFE, pause_after
 
 # Bad runs in a row after which somebody has to look.
 LIMIT = 6
@@ -59,11 +54,11 @@ def run_again(
             if bad == 0:
                 raise
             tell(str(error))
-        bad = 1 if clock() - started >= GOOD_RUN else bad + 1
+        bad = 1 if clock() - started >= GOOD_LIFE else bad + 1
         if bad >= LIMIT:
             tell(f"the server ended by itself {bad} times in a row; look at its log")
             return 1
-        seconds = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (bad - 1))
+        seconds = pause_after(bad)
         tell(f"starting it again in {seconds:g} s")
         if wait(seconds):
             return 0

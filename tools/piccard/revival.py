@@ -4,7 +4,7 @@ FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 
 # A process that lived for this many seconds was well: what went before no longer counts.
-STABLE_SECONDS = 300.0
+GOOD_LIFE = 300.0
 
 # Starts in a row that were no use, after which somebody has to look.
 LIMIT = 8
@@ -37,17 +37,17 @@ class Revival:
             self.tries, self.given_up = 0, ""
         if self._alive_since is None:
             self._alive_since = now
-        if now - self._alive_since >= STABLE_SECONDS:
+        if now - self._alive_since >= GOOD_LIFE:
             self.tries = 0
 
     def dead(self, now: float) -> None:
         """The process does not live, and nobody is starting it."""
         if self._alive_since is None:
             return
-        if now - self._alive_since >= STABLE_SECONDS:
+        if now - self._alive_since >= GOOD_LIFE:
             self.tries = 0
         self._alive_since = None
-        self._wait(now, f"it died again within {STABLE_SECONDS:g} s of each of {self.tries} starts")
+        self._wait(now, f"it died again within {GOOD_LIFE:g} s of each of {self.tries} starts")
 
     def due(self, now: float) -> bool:
         """Whether a dead process is to be started now."""
@@ -79,9 +79,9 @@ class Revival:
     def _wait(self, now: float, reason: str) -> None:
         if self.tries >= self._limit:
             self.given_up = reason
-        self._not_before = now + pause(self.tries)
+        self._not_before = now + pause_after(self.tries)
 
 
-def pause(tries: int) -> float:
+def pause_after(tries: int) -> float:
     """Seconds before the next start, after `tries` that were no use."""
     return 0.0 if tries == 0 else min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(tries - 1, 32))

@@ -9,6 +9,8 @@ from pathlib import Path
 from piccard_contract.home import Service
 from piccard_contract.request import FORWARDED_HEADERS
 
+from piccard.revival import LIMIT
+
 ADMIN_KEY_NAME = "admin-key"
 RESTRICTED = "model-repository,shared-memory,trace,logging"
 REGION_PREFIX_OPTION = "--backend-config=python,shm-region-prefix-name"
@@ -33,7 +35,7 @@ class ServerSettings:
     health_port: int = 8003
     exit_timeout: int = 30
     verbose: bool = False
-    give_up_after: int = 8
+    give_up_after: int = LIMIT
 
     @property
     def local_host(self) -> str:

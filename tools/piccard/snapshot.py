@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from piccard_contract.code_hash import ENGINE_PACKAGES, package_folder, packages_hash
+from piccard_contract.code_hash import ENGINE_PACKAGES, NO_CODE, installed_hash, package_folder, packages_hash
 from piccard_contract.version_file import Hashes
 
 from piccard.repository import compile_file
@@ -20,20 +20,20 @@ def copy_code(folder: Path) -> None:
     """Copy the engine and the contract to `folder`/code and compile them, so that nothing is written there later."""
     for name in ENGINE_PACKAGES:
         target = folder / CODE_FOLDER / name
-        shutil.copytree(package_folder(name), target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        shutil.copytree(package_folder(name), target, ignore=shutil.ignore_patterns(*NO_CODE))
         for path in sorted(target.rglob("*.py")):
             compile_file(path)
 
 
 def code_hash(folder: Path) -> str:
-    """SHA-256 over the names and contents of all files of a code folder but what was compiled."""
+    """The hash of the code in a version's folder."""
     return packages_hash({"": folder})
 
 
 @cache
 def installed_code_hash() -> str:
     """The hash that a snapshot of the installed engine would have."""
-    return packages_hash({name: package_folder(name) for name in ENGINE_PACKAGES})
+    return installed_hash(ENGINE_PACKAGES)
 
 
 def checkpoint_hashes(checkpoint: Path, *, weights: bool = True) -> Hashes:

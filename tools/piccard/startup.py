@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 from piccard_contract.home import Service
-from piccard_contract.lifecycle import VersionState
+from piccard_contract.lifecycle import UNPROVEN_STATES, VersionState
 
 from piccard.endpoints import endpoints
 from piccard.errors import OperationError
@@ -14,8 +14,7 @@ from piccard.triton_control import TritonControl
 from piccard.version_loading import add_version, drop_failed, load_version, move
 
 # States in which a version was already good when the last server ended.
-_PROVEN = (VersionState.READY, VersionState.CANARY, VersionState.PREVIOUS)
-_UNPROVEN = (VersionState.STAGED, VersionState.LOADING, VersionState.PROBING)
+_PROVEN = frozenset({VersionState.READY, VersionState.CANARY, VersionState.PREVIOUS})
 
 
 class Startup:
@@ -87,7 +86,7 @@ class Startup:
             return
         found = state.versions[state.stable].state
         # A start that loaded it again may have been killed half way.
-        if found is VersionState.FAILED or (found in _UNPROVEN and not self._taken_over):
+        if found is VersionState.FAILED or (found in UNPROVEN_STATES and not self._taken_over):
             self._start_version(service, state.stable)
         ready, body = self._readiness.of(service, timeout=60.0)
         if ready:
@@ -107,7 +106,7 @@ class Startup:
     def _missing(self, service: Service) -> list[int]:
         state = StateStore(service).read()
         roles = {state.canary, state.previous}
-        wanted = _UNPROVEN if self._taken_over else _PROVEN + _UNPROVEN
+        wanted = UNPROVEN_STATES if self._taken_over else _PROVEN | UNPROVEN_STATES
         return [
             number
             for number, record in sorted(state.versions.items(), key=lambda item: (item[0] not in roles, item[0]))
@@ -117,7 +116,7 @@ class Startup:
 
     def _start_version(self, service: Service, version: int) -> None:
         record = StateStore(service).read().versions.get(version)
-        if record is None or record.state not in (*_PROVEN, *_UNPROVEN, VersionState.FAILED):
+        if record is None or record.state not in (*_PROVEN, *UNPROVEN_STATES, VersionState.FAILED):
             # It was retired since the list was made.
             return
         try:

@@ -1,10 +1,10 @@
 """How much of a text one token can cover, so that a text that is far too long is known as such without encoding it."""
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import tokenizers
+
+from deepseek_engine.text.tokenizer_parts import parts_of
 
 
 def longest_token(core: tokenizers.Tokenizer) -> int | None:
@@ -14,20 +14,19 @@ def longest_token(core: tokenizers.Tokenizer) -> int | None:
     exactly one token, whose letters stand for a byte each. Normalizers, white space that is dropped and unknown tokens
     that swallow words break that.
     """
-    settings = json.loads(core.to_str())
-    model = settings["model"]
+    model, added_tokens = core.model, core.get_added_tokens_decoder().values()
     lossless = (
-        model["type"] == "BPE"
-        and not model.get("unk_token")
-        and not model.get("continuing_subword_prefix")
-        and not model.get("end_of_word_suffix")
-        and not any(_parts(settings["normalizer"], "normalizers"))
-        and _is_byte_level(list(_parts(settings["pre_tokenizer"], "pretokenizers")))
-        and not any(token["lstrip"] or token["rstrip"] for token in settings["added_tokens"])
+        isinstance(model, tokenizers.models.BPE)
+        and not model.unk_token
+        and not model.continuing_subword_prefix
+        and not model.end_of_word_suffix
+        and not any(parts_of(core.normalizer))
+        and _is_byte_level(list(parts_of(core.pre_tokenizer)))
+        and not any(token.lstrip or token.rstrip for token in added_tokens)
     )
     if not lossless:
         return None
-    added = max((len(token["content"].encode()) for token in settings["added_tokens"]), default=1)
+    added = max((len(token.content.encode()) for token in added_tokens), default=1)
     return max(added, max(map(len, core.get_vocab(with_added_tokens=False)), default=1))
 
 
@@ -35,13 +34,3 @@ def _is_byte_level(parts: list[dict[str, Any]]) -> bool:
     kinds = {part["type"] for part in parts}
     removed = any(part.get("behavior") == "Removed" for part in parts)
     return "ByteLevel" in kinds and kinds <= {"ByteLevel", "Split", "Digits"} and not removed
-
-
-def _parts(setting: dict[str, Any] | None, key: str) -> Iterator[dict[str, Any]]:
-    if setting is None:
-        return
-    if setting["type"] == "Sequence":
-        for part in setting[key]:
-            yield from _parts(part, key)
-    else:
-        yield setting

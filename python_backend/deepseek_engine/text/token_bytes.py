@@ -4,14 +4,12 @@ With bytes rather than text a character that is spread over several tokens joins
 table look-up a token whatever its length.
 """
 
-import json
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import tokenizers
 
 from deepseek_engine.text.errors import TokenizerError
+from deepseek_engine.text.tokenizer_parts import parts_of
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -27,16 +25,6 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF_LETTER = _byte_level_alphabet()
-
-
-def _decoder_parts(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    if decoder is None:
-        return
-    if decoder["type"] == "Sequence":
-        for part in decoder["decoders"]:
-            yield from _decoder_parts(part)
-    else:
-        yield decoder
 
 
 class TokenBytes(dict[int, bytes]):
@@ -56,7 +44,7 @@ class TokenBytes(dict[int, bytes]):
         super().__init__()
         self._core = core
         self._hidden = hidden
-        parts = list(_decoder_parts(json.loads(core.decoder.__getstate__()) if core.decoder else None))
+        parts = list(parts_of(core.decoder))
         types = {part["type"] for part in parts}
         self._byte_level = "ByteLevel" in types
         self.byte_fallback = "ByteFallback" in types
