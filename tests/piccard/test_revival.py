@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from piccard.revival import GOOD_LIFE, LIMIT, LONGEST_PAUSE, Revival, pause_after
+from piccard.revival import GIVE_UP_AFTER, GOOD_LIFE, LONGEST_PAUSE, Revival, pause_after
 
 
 def dies(revival: Revival, now: float) -> None:
@@ -99,7 +99,7 @@ def test_whoever_lives_again_is_not_given_up() -> None:
     st.lists(
         st.tuples(st.sampled_from(["dies", "fails"]), st.floats(0.0, 2 * GOOD_LIFE, allow_nan=False)), max_size=60
     ),
-    st.integers(1, LIMIT),
+    st.integers(1, GIVE_UP_AFTER),
 )
 def test_whatever_happens_the_starts_are_bounded(events: list[tuple[str, float]], limit: int) -> None:
     """Between two long lives there are at most `limit` starts, each after its pause, and the last gives up."""

@@ -205,10 +205,10 @@ def process_findings(op: Operation) -> Iterator[Finding]:
         failed = place.is_version and op.store.read().versions[place.number].state is VersionState.FAILED
         if failed or not is_due(op, place):
             continue
-        if phase and place.told not in given_up:
+        if phase and place.full_name not in given_up:
             yield Finding("process", f"{place.name} has no living process", "`piccard serve` is starting it again")
             continue
-        why = given_up.get(place.told, "nobody looks after the server")
+        why = given_up.get(place.full_name, "nobody looks after the server")
         yield Finding(
             "process",
             f"{place.name} has no living process, and nobody starts it: {why}",

@@ -13,6 +13,7 @@ import typer
 from piccard.arguments import file_path, finite_seconds, host_name, shown, version_number
 from piccard.errors import OperationError
 from piccard.outcome import Outcome
+from piccard.revival import GIVE_UP_AFTER
 
 if TYPE_CHECKING:
     from piccard.operation import Operation
@@ -90,7 +91,7 @@ def serve(
     verbose: Annotated[bool, typer.Option(help="Have tritonserver log every request.")] = False,
     give_up_after: Annotated[
         int, typer.Option(min=1, help="Starts of a dead process that are no use before it is given up.")
-    ] = 8,
+    ] = GIVE_UP_AFTER,
 ) -> None:
     """Run the server of a home in the foreground, or take over the one that runs; SIGINT and SIGTERM end it in order.
 

@@ -22,7 +22,7 @@ class Place:
     owners: tuple[tuple[int, str], ...]
 
     @property
-    def told(self) -> str:
+    def full_name(self) -> str:
         """Its name among those of all services."""
         return f"{self.service.name}/{self.name}"
 

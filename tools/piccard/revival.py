@@ -7,7 +7,7 @@ LONGEST_PAUSE = 60.0
 GOOD_LIFE = 300.0
 
 # Starts in a row that were no use, after which somebody has to look.
-LIMIT = 8
+GIVE_UP_AFTER = 8
 
 
 class Revival:
@@ -24,7 +24,7 @@ class Revival:
             that was started by a person, and its count begins anew.
     """
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, limit: int = GIVE_UP_AFTER) -> None:
         self._limit = limit
         self.tries = 0
         self.given_up = ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from piccard_contract.home import Service
 from piccard_contract.request import FORWARDED_HEADERS
 
-from piccard.revival import LIMIT
+from piccard.revival import GIVE_UP_AFTER
 
 ADMIN_KEY_NAME = "admin-key"
 RESTRICTED = "model-repository,shared-memory,trace,logging"
@@ -35,7 +35,7 @@ class ServerSettings:
     health_port: int = 8003
     exit_timeout: int = 30
     verbose: bool = False
-    give_up_after: int = LIMIT
+    give_up_after: int = GIVE_UP_AFTER
 
     @property
     def local_host(self) -> str:

@@ -16,7 +16,7 @@ from piccard_contract.process_lock import holder_pid, is_held
 from piccard.errors import OperationError
 from piccard.places import Place, places
 from piccard.policy_store import policy_in_use
-from piccard.revival import LIMIT, Revival
+from piccard.revival import GIVE_UP_AFTER, Revival
 from piccard.revival_counts import RevivalCounts
 from piccard.state_store import StateStore
 from piccard.stillness import Signs, Stillness
@@ -53,7 +53,7 @@ class Watch:
         tell: Tell,
         counts: RevivalCounts,
         ending: threading.Event,
-        limit: int = LIMIT,
+        limit: int = GIVE_UP_AFTER,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
@@ -81,15 +81,15 @@ class Watch:
         """Take what the server calls ready for started, also where it died before anybody looked."""
         ready = {(entry.model, entry.version) for entry in self._control.index() if entry.ready}
         for place in _places_of(services):
-            self._seen |= {(place.told, number) for number, _ in place.owners if (place.model, number) in ready}
+            self._seen |= {(place.full_name, number) for number, _ in place.owners if (place.model, number) in ready}
 
     def expect(self, services: list[Service]) -> None:
         """Take every version that is to serve for started: another supervisor may have died while it revived one."""
         for place in _places_of(services):
             if not place.is_version and not place.living():
-                self._seen.add((place.told, place.number))
+                self._seen.add((place.full_name, place.number))
             if place.is_version:
-                self._seen |= {(place.told, number) for number, _ in place.owners if self._wanted(place, number)}
+                self._seen |= {(place.full_name, number) for number, _ in place.owners if self._wanted(place, number)}
 
     def end_stuck(self, services: list[Service]) -> None:
         """End processes that stand still for longer than the policy allows; being dead, they are revived.
@@ -144,13 +144,13 @@ class Watch:
     def _look_at(self, place: Place) -> None:
         now = self._clock()
         held = place.living()
-        self._seen |= {(place.told, number) for number in held}
-        if place.told in self._busy:
+        self._seen |= {(place.full_name, number) for number in held}
+        if place.full_name in self._busy:
             return
-        self._dead -= {(place.told, number) for number in held}
-        dead = [number for number, _ in place.owners if (place.told, number) in self._dead]
-        gone = [number for number, _ in place.owners if number not in held and (place.told, number) in self._seen]
-        revival = self._revival(place.told)
+        self._dead -= {(place.full_name, number) for number in held}
+        dead = [number for number, _ in place.owners if (place.full_name, number) in self._dead]
+        gone = [number for number, _ in place.owners if number not in held and (place.full_name, number) in self._seen]
+        revival = self._revival(place.full_name)
         if dead:
             if revival.due(now):
                 self._spawn(self._start, place, dead[0])
@@ -163,9 +163,9 @@ class Watch:
             revival.alive(now)
 
     def _spawn(self, work: Callable[[Place, int], None], place: Place, number: int) -> None:
-        self._busy.add(place.told)
+        self._busy.add(place.full_name)
         thread = threading.Thread(
-            target=self._work, args=(work, place, number), name=f"revive-{place.told}", daemon=True
+            target=self._work, args=(work, place, number), name=f"revive-{place.full_name}", daemon=True
         )
         thread.start()
 
@@ -176,22 +176,22 @@ class Watch:
             # The server does not answer; it is looked at again.
             pass
         except OSError as error:
-            self._tell(f"{place.told} is looked after again later: {error}")
+            self._tell(f"{place.full_name} is looked after again later: {error}")
         finally:
-            self._busy.discard(place.told)
+            self._busy.discard(place.full_name)
 
     def _examine(self, place: Place, number: int) -> None:
         """Find out whether a process that is gone was let go on purpose."""
         if self._ending.is_set() or not self._wanted(place, number):
-            self._seen.discard((place.told, number))
+            self._seen.discard((place.full_name, number))
             return
-        revival = self._revival(place.told)
+        revival = self._revival(place.full_name)
         revival.dead(self._clock())
-        self._dead.add((place.told, number))
+        self._dead.add((place.full_name, number))
         if revival.given_up:
             self._give_up(place, revival.given_up)
             return
-        what = "was ended, since it hung" if place.told in self._stuck else "died"
+        what = "was ended, since it hung" if place.full_name in self._stuck else "died"
         seconds = revival.seconds_left(self._clock()) or 0.0
         when = f" in {seconds:.0f} s" if seconds >= 1 else ""
         self._tell(f"{place.service.name}: the process of {place.name} {what}; starting it again{when}")
@@ -204,15 +204,15 @@ class Watch:
         if not self._wanted(place, number):
             self._forget(place, number)
             return
-        revival = self._revival(place.told)
+        revival = self._revival(place.full_name)
         revival.begin()
         try:
             if place.is_version:
                 revive_version(self._control, place.service, number)
             else:
                 other = roll(self._control, place.service, place.model, dead=number)
-                self._seen.discard((place.told, number))
-                self._seen.add((place.told, other))
+                self._seen.discard((place.full_name, number))
+                self._seen.add((place.full_name, other))
         except OSError:
             # The disk's fault, and not that of what was to be started.
             revival.put_off(self._clock())
@@ -227,20 +227,20 @@ class Watch:
             if revival.given_up:
                 self._give_up(place, revival.given_up)
             else:
-                self._tell(f"{place.told} could not be started: {error}")
+                self._tell(f"{place.full_name} could not be started: {error}")
         else:
             self._count(place)
             revival.started(self._clock())
-            self._dead = {(name, folder) for name, folder in self._dead if name != place.told}
+            self._dead = {(name, folder) for name, folder in self._dead if name != place.full_name}
             self._tell(f"{place.service.name}: {place.name} is back")
 
     def _count(self, place: Place) -> None:
-        self._counts.add(place.service.name, place.name, stuck=place.told in self._stuck)
-        self._stuck.discard(place.told)
+        self._counts.add(place.service.name, place.name, stuck=place.full_name in self._stuck)
+        self._stuck.discard(place.full_name)
 
     def _give_up(self, place: Place, reason: str) -> None:
         """Nobody starts it any more; one that is not stable has failed, so that nothing counts on it."""
-        self._tell(f"{place.told} is given up: {reason}; `piccard revive {place.name}` tries again")
+        self._tell(f"{place.full_name} is given up: {reason}; `piccard revive {place.name}` tries again")
         store = StateStore(place.service)
         if place.is_version and store.read().stable != place.number:
             self._fail_if_given_up(store, place.number, reason)
@@ -261,8 +261,8 @@ class Watch:
             self._forget(place, number)
 
     def _forget(self, place: Place, number: int) -> None:
-        self._seen.discard((place.told, number))
-        self._dead.discard((place.told, number))
+        self._seen.discard((place.full_name, number))
+        self._dead.discard((place.full_name, number))
 
     def _wanted(self, place: Place, number: int) -> bool:
         """Whether a process that is gone was not let go on purpose."""
