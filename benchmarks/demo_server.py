@@ -1,16 +1,15 @@
 """A server of the demo checkpoint for the time of a benchmark."""
 
-import json
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+from piccard_server import RunningServer
 
 STARTUP = 180.0
 
@@ -24,38 +23,10 @@ def demo_server() -> Iterator[str]:
     """
     with tempfile.TemporaryDirectory(prefix="piccard-bench-") as folder:
         home = Path(folder) / "home"
-        piccard = [sys.executable, "-m", "piccard"]
-        subprocess.run([*piccard, "init", str(home)], check=True, stdout=subprocess.DEVNULL)
-        names = ("http", "grpc", "metrics", "health")
-        ports = dict(zip(names, _free_ports(len(names)), strict=True))
-        options = [f"--{name}-port={port}" for name, port in ports.items()]
-        server = subprocess.Popen([*piccard, "serve", f"--home={home}", *options], stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-m", "piccard", "init", str(home)], check=True, stdout=subprocess.DEVNULL)
+        server = RunningServer(home, threads=None)
         try:
-            _wait(server, f"http://127.0.0.1:{ports['health']}/livez")
-            yield f"127.0.0.1:{ports['grpc']}"
+            server.wait_ready(STARTUP)
+            yield server.grpc
         finally:
-            server.terminate()
-            server.wait(60)
-
-
-def _wait(server: subprocess.Popen[bytes], url: str) -> None:
-    deadline = time.monotonic() + STARTUP
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            raise SystemExit(f"piccard serve ended with {server.returncode}")
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                if json.load(answer)["phase"] == "serving":
-                    return
-        except (urllib.error.URLError, TimeoutError):
-            pass
-        time.sleep(0.2)
-    raise SystemExit(f"the server was not ready after {STARTUP:g} s")
-
-
-def _free_ports(count: int) -> list[int]:
-    opened = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [item.getsockname()[1] for item in opened]
-    for item in opened:
-        item.close()
-    return ports
+            server.stop()

@@ -176,17 +176,11 @@ def is_idle(report: dict[str, Any]) -> bool:
     return bool(report["running"] + report["waiting"] == 0 and report["free_blocks"] == report["total_blocks"])
 
 
-def report_of(server: RunningServer, version: int) -> dict[str, Any]:
-    section = server.section(version_owner(version))
-    assert section is not None
-    return section.data
-
-
 def aborts(server: RunningServer, count: int, once: Callable[[RunningServer], tuple[float, float]]) -> dict[str, Any]:
     """Bounds of the time from the end of a client's wish to the engine's abort, `count` times."""
     least, most = [], []
     for _ in range(count):
-        wait_for(lambda: is_idle(report_of(server, DEMO_VERSION)), 60, "an idle version")
+        wait_for(lambda: is_idle(server.report(version_owner(DEMO_VERSION))), 60, "an idle version")
         low, high = once(server)
         least.append(max(0.0, low))
         most.append(high)
@@ -202,7 +196,7 @@ def cancel_by_token(server: RunningServer) -> tuple[float, float]:
         text_input=PROMPT,
         sampling_parameters=LONG,
     ).wait_first()
-    wait_for(lambda: report_of(server, DEMO_VERSION)["running"] == 1, 60, "the report of it")
+    wait_for(lambda: server.report(version_owner(DEMO_VERSION))["running"] == 1, 60, "the report of it")
     caller = GrpcUnaryCaller(server)
     watch = AbortWatch(server, DEMO_VERSION)
     begun = time.time()
@@ -220,7 +214,7 @@ def leave_directly(server: RunningServer) -> tuple[float, float]:
     stream = GrpcStream(server.grpc)
     stream.send(server.service.llm, version=str(DEMO_VERSION), text_input=PROMPT, stream=True, sampling_parameters=LONG)
     stream.next()
-    wait_for(lambda: report_of(server, DEMO_VERSION)["running"] == 1, 60, "the report of it")
+    wait_for(lambda: server.report(version_owner(DEMO_VERSION))["running"] == 1, 60, "the report of it")
     watch = AbortWatch(server, DEMO_VERSION)
     begun = time.time()
     stream.cancel()

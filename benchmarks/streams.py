@@ -1,7 +1,8 @@
 """Concurrent gRPC streams through the ensemble against the same streams on the version itself, in one run.
 
 Starts a server of the demo checkpoint, or takes the one at --url. Rounds alternate between the two paths; figures are
-medians over the rounds of the median (and 95th percentile) time to first token and of tokens a second.
+medians over the rounds of the median (and 95th percentile) time to first token and of tokens a second. What a response
+costs is told in processor time (user and system) of the client and of each process of a server that was started here.
 
     python benchmarks/streams.py --streams 64 --tokens 64 --rounds 5
 """
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import tritonclient.grpc.aio as grpcclient
 from demo_server import demo_server
+from piccard.triton_binary import STUB_NAME
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -42,6 +45,23 @@ class Round:
     first_token_p95: float
     tokens_per_second: float
     tokens_per_response: float
+    # Process -> microseconds of processor time a response.
+    processor_us: dict[str, float]
+
+
+def processor_seconds() -> dict[str, float]:
+    """Process -> seconds of processor time so far: this one, tritonserver, and its models as `model/version`."""
+    times = {"client": sum(psutil.Process().cpu_times()[:2])}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            command, used = process.cmdline(), sum(process.cpu_times()[:2])
+        except psutil.NoSuchProcess:
+            continue
+        name = Path(command[0]).name if command else ""
+        if name == STUB_NAME:
+            name = "/".join(Path(command[1]).parts[-3:-1])
+        times[name] = times.get(name, 0.0) + used
+    return times
 
 
 def inputs(prompt: str, tokens: int) -> list[grpcclient.InferInput]:
@@ -92,19 +112,21 @@ async def round_of(client: grpcclient.InferenceServerClient, path: str, args: ar
         {"inputs": inputs(f"# {path} {turn} {index}\n{args.prompt}", args.tokens), **target, **pin}
         for index in range(args.streams)
     ]
-    start = time.perf_counter()
+    before, start = processor_seconds(), time.perf_counter()
     streams = await asyncio.gather(*(one(client, request) for request in requests))
-    seconds = time.perf_counter() - start
+    seconds, after = time.perf_counter() - start, processor_seconds()
     firsts = sorted(stream.first_token for stream in streams)
     tokens = sum(stream.tokens for stream in streams)
     if tokens != args.streams * args.tokens:
         raise SystemExit(f"{path}: {tokens} tokens came, {args.streams * args.tokens} were asked for")
+    responses = sum(stream.responses for stream in streams)
     return Round(
         path,
         statistics.median(firsts),
         firsts[int(0.95 * (len(firsts) - 1))],
         tokens / seconds,
-        tokens / sum(stream.responses for stream in streams),
+        tokens / responses,
+        {name: round(1e6 * (after[name] - before.get(name, 0.0)) / responses, 1) for name in after},
     )
 
 
@@ -140,7 +162,8 @@ def main() -> None:
     medians: dict[str, dict[str, float]] = {}
     for path, kept in rounds.items():
         values = [asdict(item) for item in kept]
-        medians[path] = {key: statistics.median(v[key] for v in values) for key in values[0] if key != "path"}
+        figures = [key for key in values[0] if key not in ("path", "processor_us")]
+        medians[path] = {key: statistics.median(v[key] for v in values) for key in figures}
         m = medians[path]
         print(
             f"{path:10} {m['first_token_median'] * 1000:17.1f} ms {m['first_token_p95'] * 1000:7.1f} ms"
@@ -152,10 +175,18 @@ def main() -> None:
         f"first token {ensemble['first_token_median']:.3f} s against a bound of {bound:.3f} s (1.3 x direct + 40 ms);"
         f" tokens a second {ensemble['tokens_per_second'] / direct['tokens_per_second']:.2f} x direct (target 0.9)"
     )
+    processors = {
+        path: {name: statistics.median(r.processor_us.get(name, 0.0) for r in kept) for name in kept[0].processor_us}
+        for path, kept in rounds.items()
+    }
+    for path, used in processors.items():
+        told = ", ".join(f"{name} {us:.0f}" for name, us in used.items() if us >= 1.0)
+        print(f"{path}: microseconds of processor time a response: {told}")
     RESULTS.mkdir(exist_ok=True)
     result = {
         "settings": {key: value for key, value in vars(args).items() if key != "url"},
         "medians": medians,
+        "processor_us": processors,
         "rounds": {k: [asdict(r) for r in v] for k, v in rounds.items()},
     }
     (RESULTS / "streams.json").write_text(json.dumps(result, indent=1) + "\n")

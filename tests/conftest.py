@@ -47,3 +47,13 @@ def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
         return folders[family]
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(checkpoint_folder: Callable[[str], Path]) -> Path:
+    """A random V3 checkpoint with a tokenizer of bytes; tests only read it."""
+    from toy_tokenizer import write_toy_tokenizer
+
+    folder = checkpoint_folder("v3")
+    write_toy_tokenizer(folder)
+    return folder

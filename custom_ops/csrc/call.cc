@@ -35,18 +35,9 @@ Call::Call(const Node& node, ort::KernelContext* context)
     tensor.type = node.type(i);
     tensor.shape = node.constant_shape(i);
     if (tensor.shape.rank < 0) {
-      ort::TensorInfo* info = nullptr;
-      check(ort::call<ort::GetTensorTypeAndShape_>(value, &info));
-      size_t rank = 0;
-      check(ort::call<ort::GetDimensionsCount_>(static_cast<const ort::TensorInfo*>(info), &rank));
-      tensor.shape.rank = static_cast<int>(rank);
-      if (rank <= kMaxRank) {
-        check(ort::call<ort::GetDimensions_>(static_cast<const ort::TensorInfo*>(info), tensor.shape.dims, rank));
-      }
-      ort::call<ort::ReleaseTensorTypeAndShapeInfo_>(info);
-      if (rank > kMaxRank) {
-        fail("input ", spec.inputs[i].name, " has ", rank, " dimensions; it has to have ", spec.inputs[i].rank);
-      }
+      ort::Owned<ort::TensorInfo, ort::ReleaseTensorTypeAndShapeInfo_> info;
+      check(ort::call<ort::GetTensorTypeAndShape_>(value, &info.held));
+      tensor.shape = shape_of(spec.inputs[i], info.held);
     }
     shapes[i] = tensor.shape;
     check(ort::call<ort::GetTensorMutableData_>(const_cast<ort::Value*>(value), &tensor.data));

@@ -36,5 +36,5 @@ const Isa& isa() {
 
 }  // namespace piccard
 
-// What serves on this machine, for tests and `piccard doctor`.
+// The name of the loops that serve on this machine, for tests.
 extern "C" __attribute__((visibility("default"))) const char* piccard_ops_isa() { return piccard::isa().name; }

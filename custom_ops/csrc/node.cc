@@ -9,8 +9,6 @@ namespace piccard {
 
 namespace {
 
-constexpr int64_t kMaxInteger = int64_t{1} << 24;
-
 std::string node_name(const ort::KernelInfo* info) {
   size_t size = 0;
   succeeded(ort::call<ort::KernelInfo_GetNodeName_>(info, static_cast<char*>(nullptr), &size));
@@ -28,22 +26,17 @@ std::string listed(uint32_t types) {
   return text;
 }
 
-Shape shape_of(const ort::TensorInfo* info) {
-  Shape shape;
+}  // namespace
+
+Shape shape_of(const Parameter& input, const ort::TensorInfo* info) {
   size_t rank = 0;
   check(ort::call<ort::GetDimensionsCount_>(info, &rank));
-  // A shape that is not known shows as one without dimensions, which no input has.
-  if (rank == 0) return shape;
-  if (rank > kMaxRank) {
-    shape.rank = kMaxRank + 1;
-    return shape;
-  }
+  if (rank > kMaxRank) fail("input ", input.name, " has ", rank, " dimensions; it has to have ", input.rank);
+  Shape shape;
   shape.rank = static_cast<int>(rank);
   check(ort::call<ort::GetDimensions_>(info, shape.dims, rank));
   return shape;
 }
-
-}  // namespace
 
 void check(ort::Status* status) {
   if (status == nullptr) return;
@@ -125,20 +118,20 @@ void Node::read_inputs(const ort::KernelInfo* info) {
   check(ort::call<ort::KernelInfo_GetInputCount_>(info, &count));
   Shape shapes[kMaxInputs];
   for (int i = 0; i < spec_.input_count && i < static_cast<int>(count); ++i) {
-    ort::TypeInfo* type_info = nullptr;
+    ort::Owned<ort::TypeInfo, ort::ReleaseTypeInfo_> type_info;
     // An optional input that is left out has no type.
-    if (!succeeded(ort::call<ort::KernelInfo_GetInputTypeInfo_>(info, static_cast<size_t>(i), &type_info))) continue;
+    if (!succeeded(ort::call<ort::KernelInfo_GetInputTypeInfo_>(info, static_cast<size_t>(i), &type_info.held))) continue;
     const ort::TensorInfo* tensor = nullptr;
-    check(ort::call<ort::CastTypeInfoToTensorInfo_>(static_cast<const ort::TypeInfo*>(type_info), &tensor));
-    if (tensor != nullptr) {
-      int type = 0;
-      check(ort::call<ort::GetTensorElementType_>(tensor, &type));
-      types_[i] = static_cast<ElementType>(type);
-      shapes[i] = shape_of(tensor);
-    }
-    ort::call<ort::ReleaseTypeInfo_>(type_info);
+    check(ort::call<ort::CastTypeInfoToTensorInfo_>(static_cast<const ort::TypeInfo*>(type_info.held), &tensor));
+    if (tensor == nullptr) continue;
+    int type = 0;
+    check(ort::call<ort::GetTensorElementType_>(tensor, &type));
+    types_[i] = static_cast<ElementType>(type);
     if (types_[i] == kUndefined) continue;
     check_type(i);
+    shapes[i] = shape_of(spec_.inputs[i], tensor);
+    // A shape that is not known shows as one without dimensions, which no input has.
+    if (shapes[i].rank == 0) shapes[i].rank = -1;
     int constant = 0;
     const ort::Value* value = nullptr;
     if (succeeded(ort::call<ort::KernelInfoGetConstantInput_tensor_>(info, static_cast<size_t>(i), &constant, &value)) &&

@@ -35,6 +35,9 @@ class Node {
   Shape constants_[kMaxInputs];
 };
 
+// A tensor's shape. Throws Error where it has more dimensions than any operator takes.
+Shape shape_of(const Parameter& input, const ort::TensorInfo* info);
+
 // An attribute's value in the wanted range, or its default. Throws Error.
 int64_t checked_integer(const Attribute& attribute, int64_t value);
 int64_t checked_choice(const Attribute& attribute, const char* value);

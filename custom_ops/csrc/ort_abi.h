@@ -23,8 +23,8 @@ struct CustomOp;
 // The version whose table holds every slot below, and the layout of CustomOp.
 constexpr uint32_t kApiVersion = 18;
 
-enum ErrorCode : int { kFail = 1, kInvalidArgument = 2, kInvalidGraph = 10 };
-enum AttrType : int { kAttrInt = 1, kAttrFloat = 3, kAttrString = 5 };
+enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
+enum AttrType : int { kAttrInt = 1 };
 
 // name, slot, type of the function
 #define PICCARD_ORT_SLOTS(SLOT)                                                                       \
@@ -116,5 +116,18 @@ inline auto call(Arguments... arguments) {
   using Function = typename Slot::Function;
   return reinterpret_cast<Function>(reinterpret_cast<void* const*>(g_api)[Slot::kSlot])(arguments...);
 }
+
+// Released at the end of the scope, after an error too.
+template <typename Info, typename Release>
+struct Owned {
+  Info* held = nullptr;
+
+  Owned() = default;
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  ~Owned() {
+    if (held != nullptr) call<Release>(held);
+  }
+};
 
 }  // namespace piccard::ort

@@ -28,6 +28,10 @@ std::vector<Sequence> sequences_of(const Tensor& block_tables, const Tensor& que
       fail("context_lengths[", r, "] is ", sequence.length, ", but its block table has room for ", places, " blocks of ",
            block_size);
     }
+    // A block may stand in a table often, so that the cache does not bound a length.
+    if (sequence.length > kMaxInteger) {
+      fail("context_lengths[", r, "] is ", sequence.length, "; it has to be at most ", kMaxInteger);
+    }
     for (int64_t i = 0; i < used; ++i) {
       if (sequence.blocks[i] < 0 || sequence.blocks[i] >= blocks) {
         fail("block_tables[", r, ", ", i, "] is ", sequence.blocks[i], "; the cache has ", blocks, " blocks");

@@ -23,6 +23,8 @@ constexpr int kMaxNames = 24;
 constexpr int kMaxInputs = 12;
 constexpr int kMaxOutputs = 4;
 constexpr int kMaxReals = 4;
+// Of attributes and of a sequence's length: buffers are sized by products of two and small factors, which have to fit.
+constexpr int64_t kMaxInteger = int64_t{1} << 24;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 using std::max;
@@ -79,8 +81,6 @@ struct OperatorSpec {
   const char* name;
   int since_version;
   void (*compute)(Call&);
-  const char* const* names;
-  int name_count;
   const Constraint* constraints;
   const Parameter* inputs;
   int input_count;

@@ -5,7 +5,7 @@ namespace piccard {
 namespace {
 
 constexpr int64_t kUnpackedRows = 4;
-// A multiple of every group of columns that shares a scale would be pointless: unpack takes any range.
+// A multiple of 8, as unpack wants; it may cut a group of columns that shares a scale.
 constexpr int64_t kUnpackedColumns = 1024;
 // Multiplications that take about as long as it takes to share them.
 constexpr int64_t kPart = 1 << 17;

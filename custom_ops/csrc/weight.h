@@ -6,7 +6,7 @@
 
 namespace piccard {
 
-// [out, in]. Without packed values it is `matrix`; else its rows are widened on the way.
+// [out, in].
 class Weight {
  public:
   virtual ~Weight() = default;
@@ -29,7 +29,7 @@ class PlainWeight : public Weight {
   int64_t columns_;
 };
 
-// One whose rows are packed; `unpack` writes the columns first .. first + count - 1 of a row.
+// One whose rows are packed; `unpack` writes the columns first .. first + count - 1 of a row, first a multiple of 8.
 class PackedWeight : public Weight {
  public:
   explicit PackedWeight(int64_t columns) : columns_(columns) {}

@@ -32,6 +32,7 @@ ISA_FLAGS: Mapping[str, Sequence[str]] = {
     "isa_avx512.cc": ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"),
 }
 COMPILERS = ("g++", "c++", "clang++")
+_SCRATCH = ".build-"
 
 
 class BuildError(RuntimeError):
@@ -104,12 +105,20 @@ def build(folder: Path | None = None, *, extra_flags: Sequence[str] = ()) -> Pat
         # Who comes second waits for the first one's library.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.is_file():
+            _remove_unfinished(path.parent)
             _build(compiler, recipe, path)
     return path
 
 
+def _remove_unfinished(folder: Path) -> None:
+    """What killed builds left; the lock's holder has none yet, and nobody else builds."""
+    for left in folder.glob(f"{_SCRATCH}*"):
+        # A compiler that outlived its build may still write there; the next build removes that.
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def _build(compiler: str, recipe: Recipe, path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as scratch:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_SCRATCH) as scratch:
         work = Path(scratch)
         for name, text in recipe.sources.items():
             (work / name).write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
 """docs/custom_ops.md, generated from the registry: `python -m deepseek_ops.documentation FILE` writes it."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from deepseek_ops.operators import OPERATORS
@@ -25,9 +25,9 @@ This page is generated from `custom_ops/deepseek_ops/operators/`.
 """
 
 
-def documentation(operators: Sequence[Operator] = OPERATORS) -> str:
+def documentation() -> str:
     """The page."""
-    return "\n".join([_HEAD, *(_operator(operator) for operator in operators)])
+    return "\n".join([_HEAD, *(_operator(operator) for operator in OPERATORS)])
 
 
 def _operator(operator: Operator) -> str:

@@ -1,6 +1,6 @@
 """The C++ header that describes the operators, generated from the registry when the library is built."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from deepseek_ops.formula import names_in, to_cpp
 from deepseek_ops.operators import OPERATORS
@@ -9,10 +9,10 @@ from deepseek_ops.registry import DOMAIN, ELEMENT_TYPES, Attribute, Input, Opera
 FILE_NAME = "operators.generated.h"
 
 
-def operators_header(operators: Sequence[Operator] = OPERATORS) -> str:
+def operators_header() -> str:
     """The header's text."""
-    parts = [_HEAD, *(_operator(operator) for operator in operators)]
-    rows = ",\n".join(f"    {operator.kernel}::kSpec" for operator in operators)
+    parts = [_HEAD, *(_operator(operator) for operator in OPERATORS)]
+    rows = ",\n".join(f"    {operator.kernel}::kSpec" for operator in OPERATORS)
     parts.append(
         f'constexpr const char* kDomain = "{DOMAIN}";\n'
         f"constexpr const OperatorSpec* kOperators[] = {{\n{_addresses(rows)}\n}};\n\n}}  // namespace piccard\n"
@@ -34,13 +34,11 @@ def _addresses(rows: str) -> str:
 
 
 def _operator(operator: Operator) -> str:
-    names = _names(operator)
-    lines = [f"namespace {operator.kernel} {{", "", "void compute(Call& call);", ""]
-    lines += [_enum("name", names), _enum("input", [each.name for each in operator.inputs])]
+    lines = [f"namespace {operator.kernel} {{", "", "void compute(Call& call);", "", *_bounds(operator), ""]
+    lines += [_enum("name", _names(operator)), _enum("input", [each.name for each in operator.inputs])]
     lines.append(_enum("output", [each.name for each in operator.outputs]))
     lines.append(_enum("real", [each.name for each in operator.attributes if each.kind == "float"]))
     lines += [_enum(each.name, each.choices) for each in operator.attributes if each.kind == "string"]
-    lines.append(f"inline const char* const kNames[] = {{{_strings(names)}}};")
     constraints = _constraints(operator)
     lines.append(_array("Constraint", "kConstraints", (_constraint(operator, name) for name in constraints)))
     for parameter in operator.parameters:
@@ -59,12 +57,25 @@ def _operator(operator: Operator) -> str:
     lines.append(f"inline const int kAnchors[] = {{{anchors or 0}}};")
     lines.append(
         f'inline const OperatorSpec kSpec = {{"{operator.name}", {operator.since_version}, &compute,'
-        f" kNames, {len(names)}, kConstraints,\n    kInputs, {len(operator.inputs)}, kOutputs,"
+        f" kConstraints,\n    kInputs, {len(operator.inputs)}, kOutputs,"
         f" {len(operator.outputs)}, kAttributes, {len(operator.attributes)},"
         f"\n    kRequirements, {len(requirements)}, kAnchors, {len(operator.anchors())}}};"
     )
     lines += ["", f"}}  // namespace {operator.kernel}", ""]
     return "\n".join(lines)
+
+
+def _bounds(operator: Operator) -> Iterator[str]:
+    """What the library's arrays of fixed size have to hold."""
+    counts = {
+        "kMaxNames": len(_names(operator)),
+        "kMaxInputs": len(operator.inputs),
+        "kMaxOutputs": len(operator.outputs),
+        "kMaxReals": sum(each.kind == "float" for each in operator.attributes),
+        "kMaxRank": max(len(parameter.shape) for parameter in operator.parameters),
+    }
+    for bound, count in counts.items():
+        yield f'static_assert({count} <= {bound}, "{operator.name} has {count}: raise {bound} in spec.h");'
 
 
 def _names(operator: Operator) -> list[str]:

@@ -1,6 +1,5 @@
 """The operators as onnx schemas, with which onnx.checker and onnx.shape_inference know them."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import onnx
@@ -17,9 +16,9 @@ _KINDS = {
 }
 
 
-def register_schemas(operators: Sequence[Operator] = OPERATORS) -> None:
+def register_schemas() -> None:
     """Make onnx know the operators; those that it knows already stay."""
-    for operator in operators:
+    for operator in OPERATORS:
         if not defs.has(operator.name, DOMAIN):
             schema = _schema(operator)
             schema.set_type_and_shape_inference_function(partial(_infer, operator))

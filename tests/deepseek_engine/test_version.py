@@ -1,6 +1,5 @@
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,6 @@ from deepseek_engine.request import EngineOutput, EngineRequest
 from deepseek_engine.version import OpenVersion, open_version
 from piccard_contract.sampling import SamplingParams
 from piccard_contract.version_file import VersionFile, VersionFileError
-from toy_tokenizer import write_toy_tokenizer
-
-
-@pytest.fixture(scope="module")
-def checkpoint(checkpoint_folder: Callable[[str], Path]) -> Path:
-    """A random V3 checkpoint with a tokenizer of bytes."""
-    folder = checkpoint_folder("v3")
-    write_toy_tokenizer(folder)
-    return folder
 
 
 def open_with(folder: Path, home: Path | None = None, **settings: Any) -> tuple[OpenVersion, list[float]]:

@@ -45,6 +45,18 @@ def test_leaves_nothing_when_the_compiler_fails(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in (tmp_path / "made").iterdir()] == [".lock"]
 
 
+def test_removes_what_killed_builds_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = tmp_path / ".build-killed"
+    left.mkdir()
+    (left / "call.cc.o").write_bytes(b"half")
+    other = tmp_path / "deepseek_ops-0.so"
+    other.write_bytes(b"built before")
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(BuildError):
+        build(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", other.name}
+
+
 def test_the_command_prints_the_path(library: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "deepseek_ops"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(library)

@@ -1,5 +1,6 @@
 """What an operator does not take: told when the session is made where it is known then, else by the run."""
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,32 @@ def test_a_wrong_rank_or_size_fails_the_session_or_the_run(library: Path, operat
             node = OneNode(library, case.name, inputs, case.attributes, shapes="unknown", outputs=case.outputs)
             with pytest.raises(Exception, match=head):
                 node.run(inputs, outputs)
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=NAMES)
+def test_more_dimensions_than_any_operator_takes_fail_the_session_or_the_run(library: Path, operator: Operator) -> None:
+    for parameter, rank in itertools.product(operator.inputs, (5, 8)):
+        case = next(case for seed in range(50) if parameter.name in (case := make_case(operator.name, seed)).inputs)
+        tensor = case.inputs[parameter.name]
+        inputs = {**case.inputs, parameter.name: tensor[(None,) * (rank - tensor.dim())]}
+        sentence = (
+            f"com.deepseek.{operator.name}, node 'the_node': input {parameter.name} has {rank} dimensions;"
+            f" it has to have {len(parameter.shape)}$"
+        )
+        for shapes, constant in (("static", []), ("ranks", []), ("static", [parameter.name])):
+            with pytest.raises(Exception, match=sentence):
+                OneNode(
+                    library,
+                    case.name,
+                    inputs,
+                    case.attributes,
+                    constant=constant,
+                    shapes=shapes,
+                    outputs=case.outputs,
+                )
+        node = OneNode(library, case.name, inputs, case.attributes, shapes="unknown", outputs=case.outputs)
+        with pytest.raises(Exception, match=sentence):
+            node.run(inputs, {name: list(value.shape) for name, value in case.expected.items()})
 
 
 def test_types_of_one_constraint_are_equal(library: Path) -> None:
@@ -134,6 +161,23 @@ def test_a_position_beyond_the_bound_fails_the_run(library: Path) -> None:
     case.attributes["max_position_embeddings"] = 64
     with pytest.raises(Exception, match="below max_position_embeddings = 64"):
         made(library, case).run(case.inputs)
+
+
+@pytest.mark.parametrize("name", [ATTENTION, "DeepSeekPagedAttention"])
+def test_a_length_whose_buffers_would_not_fit_fails_the_run(library: Path, name: str) -> None:
+    """A table may name one block often: one that is small enough to make has room for a length of any size."""
+    case = make_case(name, 0)
+    caches = [key for key in case.inputs if key.endswith("cache")]
+    for key in caches:
+        case.inputs[key] = torch.zeros(1, 2**13, case.inputs[key].shape[2], dtype=case.inputs[key].dtype)
+    places = 2**11 + 1
+    case.inputs["block_tables"] = torch.zeros(len(case.inputs["context_lengths"]), places, dtype=torch.int64)
+    node = made(library, case)
+    for length in (2**24 + 1, places * 2**13):
+        case.inputs["context_lengths"][0] = length
+        shapes = {key: list(value.shape) for key, value in case.expected.items() if key == "y"}
+        with pytest.raises(Exception, match=rf"context_lengths\[0\] is {length}; it has to be at most {2**24}$"):
+            node.run(case.inputs, shapes)
 
 
 def test_the_gate_asks_for_what_its_method_needs(library: Path) -> None:

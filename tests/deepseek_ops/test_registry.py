@@ -1,16 +1,19 @@
 """The registry's rows, and what is generated from them."""
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import onnx
 import pytest
 import torch
 from deepseek_engine.kernels.variants import evaluate
+from deepseek_ops.build import COMPILERS, SOURCES, find_compiler
 from deepseek_ops.documentation import documentation
 from deepseek_ops.formula import names_in, to_cpp
 from deepseek_ops.header import operators_header
 from deepseek_ops.operators import BY_NAME, OPERATORS
-from deepseek_ops.registry import Input, Operator, Output, ShapeError
+from deepseek_ops.registry import Attribute, Input, Operator, Output, ShapeError
 from deepseek_ops.schemas import register_schemas
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +51,30 @@ def test_the_header_holds_every_row() -> None:
             assert f'{{"{attribute.name}",' in header
         for requirement in operator.requirements:
             assert f'"{requirement}"' in header
+
+
+TOO_LARGE = {
+    "kMaxNames": {"attributes": tuple(Attribute(f"a{i}", "int", "d", 1) for i in range(24))},
+    "kMaxInputs": {"inputs": tuple(Input(f"i{i}", "float", ("T",), "d") for i in range(13))},
+    "kMaxOutputs": {"outputs": tuple(Output(f"o{i}", "float", ("T",), "d") for i in range(5))},
+    "kMaxReals": {"attributes": tuple(Attribute(f"r{i}", "float", "d", 1.0) for i in range(5))},
+    "kMaxRank": {"inputs": (Input("i", "float", ("T",) * 5, "d"),)},
+}
+
+
+@pytest.mark.parametrize("bound", [None, *TOO_LARGE])
+def test_a_row_beyond_the_librarys_arrays_does_not_compile(bound: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not any(shutil.which(name) for name in COMPILERS):
+        pytest.skip("no C++ compiler on this machine")
+    parts = {"inputs": (Input("i", "float", ("T",), "d"),), "outputs": (Output("o", "float", ("T",), "d"),)}
+    operator = Operator("X", "x", "y", "z", **{**parts, **TOO_LARGE.get(bound or "", {})})  # type: ignore[arg-type]
+    monkeypatch.setattr("deepseek_ops.header.OPERATORS", (operator,))
+    command = [find_compiler(), "-std=c++17", "-fsyntax-only", f"-I{SOURCES}", "-x", "c++", "-"]
+    done = subprocess.run(command, input=operators_header(), capture_output=True, text=True)
+    assert (done.returncode == 0) == (bound is None), done.stderr
+    if bound:
+        assert f"raise {bound} in spec.h" in done.stderr
+        assert done.stderr.count("static assertion failed") == 1
 
 
 def test_a_size_that_no_input_gives_is_refused() -> None:

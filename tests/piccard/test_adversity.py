@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from operations import operation_of
 from piccard.errors import OperationError
-from piccard.operation import Operation
 from piccard.policy_store import load_policy
 from piccard.repository import configured_versions, stable_target
 from piccard.retire import BAKE_TIME, retire
@@ -143,10 +143,6 @@ def promoted(service: Service, piccard: Piccard, since: datetime) -> ServiceStat
     with StateStore(service).change() as state:
         state.previous_since = since.isoformat(timespec="milliseconds")
     return StateStore(service).read()
-
-
-def operation_of(service: Service) -> Operation:
-    return Operation(service, StateStore(service), None, dry_run=False, tell=print)
 
 
 @pytest.mark.parametrize(("age", "goes"), [(timedelta(0), False), (BAKE_TIME * 0.99, False), (BAKE_TIME * 1.01, True)])

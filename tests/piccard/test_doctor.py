@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from operations import operation_of
 from piccard import doctor as module
 from piccard.doctor import doctor, findings
 from piccard.finding import Finding
 from piccard.keys import admin_key_path
-from piccard.operation import Operation
 from piccard.pin import PIN_NAME, set_pin
 from piccard.policy_store import update_policy
 from piccard.repository import configured_versions, stable_target, write_stable_config
@@ -29,10 +29,6 @@ Piccard = Callable[..., "subprocess.CompletedProcess[str]"]
 def _any_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     # The default ports may be taken on the machine that tests run on; test_prerequisites looks at ports.
     monkeypatch.setattr(module, "problems", lambda *_, **__: [])
-
-
-def operation_of(service: Service) -> Operation:
-    return Operation(service, StateStore(service), None, dry_run=False, tell=print)
 
 
 def traps(service: Service) -> set[str]:

@@ -6,16 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from toy_tokenizer import write_toy_tokenizer
 
 Piccard = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def checkpoint(checkpoint_folder: Callable[[str], Path]) -> Path:
-    folder = checkpoint_folder("v3")
-    write_toy_tokenizer(folder)
-    return folder
 
 
 @pytest.fixture

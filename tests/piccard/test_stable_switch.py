@@ -5,19 +5,15 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from operations import operation_of
 from piccard import stable_switch
 from piccard.errors import OperationError
-from piccard.operation import Operation
 from piccard.promote import promote
 from piccard.repository import configured_versions, stable_target
 from piccard.stable_switch import switched
 from piccard.state_store import StateStore
 from piccard_contract.home import Service
 from piccard_contract.lifecycle import ServiceState, VersionRecord, VersionState, now
-
-
-def operation_of(service: Service) -> Operation:
-    return Operation(service, StateStore(service), None, dry_run=False, tell=print)
 
 
 @pytest.mark.parametrize("step", ["_end_canary", "write_stable_config", "point_stable"])

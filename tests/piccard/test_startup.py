@@ -30,12 +30,12 @@ def server(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTr
     made.close()
 
 
-def start_up(server: FakeTriton, *, taken_over: bool = True) -> list[str]:
+def start_up(server: FakeTriton) -> list[str]:
     told: list[str] = []
     control: Any = FakeControl(server, lambda _: None)
     ready: Any = AlwaysReady()
     addresses = dict.fromkeys(("http", "grpc", "metrics", "health"), "127.0.0.1:1")
-    startup = Startup(control, ready, addresses, told.append, threading.Event(), taken_over=taken_over)
+    startup = Startup(control, ready, addresses, told.append, threading.Event(), taken_over=True)
     assert startup.run([server.service])
     return told
 

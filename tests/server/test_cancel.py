@@ -15,12 +15,6 @@ ENDLESS = {"script": {"tokens": 30_000, "delay_s": 0.01}}
 LATE = {"script": {"tokens": 30_000, "first_delay_s": 60.0}, "announce": True}
 
 
-def section(server: RunningServer, version: int) -> dict[str, Any]:
-    found = server.section(version_owner(version))
-    assert found is not None
-    return found.data
-
-
 def idle(server: RunningServer) -> bool:
     """Whether nothing runs on either version and every block is free.
 
@@ -118,7 +112,7 @@ def test_cancelled_requests_are_counted(server: RunningServer) -> None:
 
     wait_for(lambda: "cancelled-and-counted" in cancelled_ids(server), 60, "its line")
     # Counts take some seconds from a router to the server's metrics; those of earlier tests come by then, too.
-    wait_for(lambda: counted(server, "piccard_cancels_total") == len(cancelled_ids(server)), 60, "the count")
+    wait_for(lambda: server.metric("piccard_cancels_total") == len(cancelled_ids(server)), 60, "the count")
 
 
 def test_one_cancel_leaves_the_others_alone(server: RunningServer) -> None:
@@ -173,11 +167,6 @@ def test_an_abandoned_stream_is_bounded(fresh_server: Any) -> None:
     stream.cancel()
 
     wait_for(lambda: idle(server), 60, "the abandoned stream to end")
-
-
-def counted(server: RunningServer, name: str) -> float:
-    lines = [line for line in server.metrics_text().splitlines() if line.startswith(name)]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 def cancelled_ids(server: RunningServer) -> list[str]:

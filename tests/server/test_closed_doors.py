@@ -12,7 +12,7 @@ from entry_points import ENTRY_POINTS
 from piccard.keys import admin_key_path, read_secret
 from piccard_contract.request import GatewayClaims
 from piccard_server import RunningServer, wait_for
-from prometheus_client.parser import text_string_to_metric_families
+from short_calls import answers_http
 from triton_calls import grpc_stream
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -127,11 +127,6 @@ GRPC_DOORS: dict[str, tuple[str, Any]] = {
 }
 
 
-def serves(server: RunningServer) -> bool:
-    answer = ENTRY_POINTS["http_infer"](server, {}, {}, {"text_input": "a b", "sampling_parameters": {"max_tokens": 2}})
-    return answer.text == "a b a b"
-
-
 def http_call(server: RunningServer, door: tuple[str, str, Any], headers: dict[str, str]) -> tuple[int, str]:
     method, path, body = door
     connection = http.client.HTTPConnection(server.http, timeout=30)
@@ -159,7 +154,7 @@ def admin_key(server: RunningServer) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def still_serves(server: RunningServer) -> Iterator[None]:
     yield
-    assert serves(server)
+    assert answers_http(server)
     with server.control() as control:
         assert control.ready_versions(server.service.llm) == [1, 2]
 
@@ -211,16 +206,6 @@ def test_operators_have_the_key(server: RunningServer) -> None:
 # Claims of a tenant.
 
 
-def counted(server: RunningServer, name: str, **labels: str) -> float:
-    families = text_string_to_metric_families(server.metrics_text())
-    return sum(
-        sample.value
-        for family in families
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
-
-
 def asked(claims: GatewayClaims) -> dict[str, Any]:
     return {
         "text_input": "a b",
@@ -256,31 +241,31 @@ def test_claims_without_the_gateways_signature_are_ignored_and_counted(
     server: RunningServer, claims: dict[str, GatewayClaims], entry: str
 ) -> None:
     name = "piccard_unsigned_claims_total"
-    before = counted(server, name)
+    before = server.metric(name)
     for kind, told in claims.items():
         assert ENTRY_POINTS[entry](server, {}, {}, asked(told)).code == "OK", kind
 
-    wait_for(lambda: counted(server, name) >= before + len(claims), 60, "the count")
-    assert counted(server, name) == before + len(claims)
+    wait_for(lambda: server.metric(name) >= before + len(claims), 60, "the count")
+    assert server.metric(name) == before + len(claims)
     assert not {"acme", "other"} & set(tenants(server))
 
 
 def test_claims_that_the_gateway_signed_are_believed(server: RunningServer) -> None:
     name = "piccard_unsigned_claims_total"
-    before = counted(server, name)
+    before = server.metric(name)
     signed = GatewayClaims(tenant="trusted", priority=7).sign(read_secret(server.service.gateway_secret).encode())
 
     assert ENTRY_POINTS["http_infer"](server, {}, {}, asked(signed)).code == "OK"
 
     wait_for(lambda: "trusted" in tenants(server), 60, "the log")
-    assert counted(server, name) == before
+    assert server.metric(name) == before
 
 
 def test_a_version_called_itself_believes_no_claims_either(
     server: RunningServer, claims: dict[str, GatewayClaims]
 ) -> None:
     name = "piccard_direct_unsigned_claims_total"
-    before = counted(server, name, version="1")
+    before = server.metric(name, version="1")
     for told in claims.values():
         forged = {"cancel_token": f"1.{'x' * 32}", **told.model_dump()}
         for extensions in ({"attempt": forged}, {"gateway": told.model_dump()}):
@@ -288,8 +273,8 @@ def test_a_version_called_itself_believes_no_claims_either(
             responses = grpc_stream(server.grpc, server.service.llm, version="1", **inputs)
             assert "".join(response["text_output"][0] for response in responses).endswith("a b")
 
-    wait_for(lambda: counted(server, name, version="1") >= before + 2 * len(claims), 60, "the count")
-    assert counted(server, name, version="1") == before + 2 * len(claims)
+    wait_for(lambda: server.metric(name, version="1") >= before + 2 * len(claims), 60, "the count")
+    assert server.metric(name, version="1") == before + 2 * len(claims)
 
 
 def test_a_new_start_has_a_new_secret_and_the_same_key(fresh_server: Any) -> None:
@@ -304,6 +289,6 @@ def test_a_new_start_has_a_new_secret_and_the_same_key(fresh_server: Any) -> Non
         assert read_secret(admin_key_path(server.home)) == key
         replayed = GatewayClaims(tenant="acme").sign(secret.encode())
         assert ENTRY_POINTS["http_infer"](again, {}, {}, asked(replayed)).code == "OK"
-        wait_for(lambda: counted(again, "piccard_unsigned_claims_total") == 1, 60, "the count")
+        wait_for(lambda: again.metric("piccard_unsigned_claims_total") == 1, 60, "the count")
     finally:
         again.stop()

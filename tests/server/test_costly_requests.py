@@ -15,6 +15,7 @@ from entry_points import ENTRY_POINTS
 from piccard_contract.request import MAX_REQUEST_BYTES
 from piccard_server import RunningServer, wait_for
 from running_stream import RunningStream
+from short_calls import answers_http
 from triton_calls import GrpcStream, grpc_inputs
 from tritonclient.utils import InferenceServerException
 
@@ -32,11 +33,6 @@ OWNERS = ("admission", "router", "router_unary", "version-1", "version-2")
 # times, and once in admission, which looks no further.
 MOST_SERVER = 1600
 MOST_MODEL = 700
-
-
-def answers(server: RunningServer) -> bool:
-    answer = ENTRY_POINTS["http_infer"](server, {}, {}, {"text_input": "a b", "sampling_parameters": {"max_tokens": 2}})
-    return answer.text == "a b a b"
 
 
 def heights(server: RunningServer) -> dict[str, int]:
@@ -80,7 +76,7 @@ def other(server: RunningServer) -> Iterator[RunningStream]:
 def unharmed(server: RunningServer, other: RunningStream, request: pytest.FixtureRequest) -> Iterator[None]:
     pids = [server.server_pid(), *(server.pid(owner) for owner in OWNERS)]
     yield
-    assert answers(server)
+    assert answers_http(server)
     heard = len(other.responses)
     wait_for(lambda: len(other.responses) > heard, 60, "the other client's stream")
     assert [server.server_pid(), *(server.pid(owner) for owner in OWNERS)] == pids
@@ -154,7 +150,7 @@ def test_a_body_that_never_comes(server: RunningServer) -> None:
         for _ in range(20):
             connection = stack.enter_context(socket.create_connection(server.http.split(":"), timeout=20))
             connection.sendall(f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\nContent-Length: {2**34}\r\n\r\n{{".encode())
-        assert answers(server)
+        assert answers_http(server)
 
 
 def send_headers(server: RunningServer, headers: list[bytes]) -> bytes:
@@ -256,7 +252,7 @@ def test_1000_idle_connections_on_each_port(server: RunningServer) -> None:
                 connection = stack.enter_context(socket.create_connection(address.split(":"), timeout=60))
                 if number % 2 and address != server.grpc:
                     connection.sendall(b"POST /v2/models/deepseek/generate HTTP/1.1\r\nHost: x\r\n")
-        assert answers(server)
+        assert answers_http(server)
         assert ENTRY_POINTS["grpc_unary"](server, {}, {}, {"text_input": "a"}).code == "OK"
         assert "nv_inference" in server.metrics_text()
         assert server.get("livez")[0] == 200
@@ -314,21 +310,14 @@ def test_slow_readers_cost_what_was_generated(
     server: RunningServer, read: Callable[[RunningServer, ExitStack], None]
 ) -> None:
     """Their streams end, and what nobody reads is kept: text, ids and whatever a response adds to them."""
-    assert answers(server)
+    assert answers_http(server)
     before = resident(server)
     with ExitStack() as stack:
         for _ in range(SLOW):
             read(server, stack)
-        assert answers(server)
-        wait_for(lambda: in_flight(server, 2) == 0, 120, "the end of what nobody reads")
-        assert answers(server)
+        assert answers_http(server)
+        wait_for(lambda: server.in_flight(2) == 0, 120, "the end of what nobody reads")
+        assert answers_http(server)
         rise = {name: after - before[name] for name, after in resident(server).items()}
     print(f"rise: {rise}")
     assert max(rise.values()) < MOST_KEPT, rise
-
-
-def in_flight(server: RunningServer, version: int) -> int:
-    section = server.section(f"version-{version}")
-    assert section is not None
-    running: int = section.data["running"] + section.data["waiting"]
-    return running

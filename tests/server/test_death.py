@@ -1,7 +1,6 @@
 """Every process of a running server is killed: what clients see, what goes on, and what comes back."""
 
 import os
-import queue
 import shutil
 import signal
 from collections.abc import Callable
@@ -16,9 +15,7 @@ from piccard_contract.home import version_owner
 from piccard_contract.lifecycle import VersionState
 from piccard_server import RunningServer, runs, wait_for
 from running_stream import RunningStream
-from triton_calls import grpc_inputs, grpc_stream, outputs_of
-from tritonclient.grpc import InferenceServerClient
-from tritonclient.utils import InferenceServerException
+from short_calls import answers, answers_unary
 
 FreshServer = Callable[..., RunningServer]
 
@@ -71,35 +68,6 @@ def kill(server: RunningServer, owner: str) -> int:
     return pid
 
 
-def answers(server: RunningServer, canary: str = "false") -> bool:
-    """Whether a new request is answered, and by whom it should."""
-    try:
-        responses = grpc_stream(
-            server.grpc,
-            server.service.ensemble,
-            headers={"x-canary": canary},
-            text_input="one",
-            stream=True,
-            sampling_parameters={"max_tokens": 1},
-        )
-    except (InferenceServerException, queue.Empty):
-        return False
-    return bool(responses[0]["served_version"] == [2 if canary == "true" else server.state().stable])
-
-
-def answers_unary(server: RunningServer) -> bool:
-    """The same of a unary call, which may hang where its router is dead."""
-    client = InferenceServerClient(server.grpc)
-    inputs = grpc_inputs(text_input="one", sampling_parameters={"max_tokens": 1})
-    try:
-        result = client.infer(server.service.unary, inputs, client_timeout=5.0)
-    except InferenceServerException:
-        return False
-    finally:
-        client.close()
-    return bool(outputs_of(result)["text_output"])
-
-
 def revived(server: RunningServer, version: int, old: int) -> bool:
     return server.version_ready(version) and server.pid(version_owner(version)) != old
 
@@ -110,18 +78,9 @@ def births(server: RunningServer) -> dict[str, tuple[int, float]]:
     for owner in ("admission", "router", "router_unary"):
         found[owner] = (server.pid(owner), 0.0)
     for number in (1, 2):
-        section = server.section(version_owner(number))
-        assert section is not None
-        assert section.alive
-        found[version_owner(number)] = (section.pid, section.data["started_at"])
+        owner = version_owner(number)
+        found[owner] = (server.pid(owner), server.report(owner)["started_at"])
     return found
-
-
-def metric(server: RunningServer, name: str, **labels: str) -> float:
-    """The sum of a metric's series that have these labels."""
-    lines = [line for line in server.metrics_text().splitlines() if line.startswith(name + "{")]
-    wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(text in line for text in wanted))
 
 
 def told_of_server(server: RunningServer) -> dict[str, Any]:
@@ -246,7 +205,7 @@ def test_an_engine_that_breaks_or_hangs_dies_and_its_streams_are_resumed(fresh_s
     for stream in streams:
         assert_whole(stream, {1, 2})
     wait_for(lambda: revived(server, 2, old), PATIENCE, "version 2 after memory ran out")
-    wait_for(lambda: answers(server, "true"), PATIENCE, "the canary")
+    wait_for(lambda: answers(server, canary=True), PATIENCE, "the canary")
 
     old = server.pid(version_owner(2))
     streams = start_streams(server, 1, canary="true", script={"versions": {"2": {"hang_at": 3}}})
@@ -257,8 +216,8 @@ def test_an_engine_that_breaks_or_hangs_dies_and_its_streams_are_resumed(fresh_s
     assert "gave no sign of life for 5 s" in server.printed()
     for cause in ("died", "stuck"):
         labels = {"owner": "version-2", "cause": cause}
-        wait_for(lambda labels=labels: metric(server, "piccard_revivals_total", **labels) == 1, PATIENCE, str(labels))
-    wait_for(lambda: answers(server, "true"), PATIENCE, "the canary")
+        wait_for(lambda labels=labels: server.metric("piccard_revivals_total", **labels) == 1, PATIENCE, str(labels))
+    wait_for(lambda: answers(server, canary=True), PATIENCE, "the canary")
 
 
 def test_what_is_killed_and_cannot_be_started_is_given_up_until_an_operator_tries_again(
@@ -272,7 +231,7 @@ def test_what_is_killed_and_cannot_be_started_is_given_up_until_an_operator_trie
     reason = server.state().versions[2].reason
     assert "could not be started 2 times in a row" in reason
     assert "schema 7" in reason
-    wait_for(lambda: metric(server, "piccard_given_up", owner="version-2") == 1, PATIENCE, "the metric")
+    wait_for(lambda: server.metric("piccard_given_up", owner="version-2") == 1, PATIENCE, "the metric")
     # The service does without its canary.
     wait_for(lambda: "deepseek/version-2" in given_up(server), PATIENCE, "the body of /readyz")
     wait_for(lambda: server.get("readyz")[0] == 200, PATIENCE, "readiness")
@@ -292,8 +251,8 @@ def test_what_is_killed_and_cannot_be_started_is_given_up_until_an_operator_trie
     wait_for(lambda: server.get("readyz")[0] == 200, PATIENCE, "readiness")
     wait_for(lambda: told_of_server(server)["given_up"] == {}, PATIENCE, "a clean status")
     assert server.state().versions[2].state is VersionState.CANARY
-    wait_for(lambda: answers(server, "true"), PATIENCE, "the canary")
-    wait_for(lambda: metric(server, "piccard_given_up") == 0, PATIENCE, "the metric")
+    wait_for(lambda: answers(server, canary=True), PATIENCE, "the canary")
+    wait_for(lambda: server.metric("piccard_given_up") == 0, PATIENCE, "the metric")
 
 
 def test_a_router_that_is_killed_and_given_up_makes_its_service_not_ready(fresh_server: FreshServer) -> None:

@@ -131,9 +131,9 @@ def test_a_hanging_canary_misses_its_deadline(fresh_server: Any, at: int) -> Non
     for answer in answers:
         check_taken_over(answer, at, "DEADLINE_EXCEEDED")
     # The attempts that were given up are cancelled, and their blocks come back.
-    wait_for(lambda: running(server, 2) == 0, 60, "version 2 to be idle")
+    wait_for(lambda: server.in_flight(2) == 0, 60, "version 2 to be idle")
     wait_for(lambda: "piccard_blocked_attempts" in server.metrics_text(), 60, "the gauge")
-    wait_for(lambda: metric(server, "piccard_blocked_attempts") == 0, 60, "blocked threads to end")
+    wait_for(lambda: server.metric("piccard_blocked_attempts") == 0, 60, "blocked threads to end")
 
 
 def test_a_hanging_version_without_a_successor_is_told(fresh_server: Any) -> None:
@@ -201,15 +201,3 @@ def stable_caller(server: RunningServer) -> str:
 def canary_answers(server: RunningServer) -> bool:
     answer = ask(server, "grpc_stream", script(), stream=True)
     return answer.code == "OK" and answer.version == 2
-
-
-def running(server: RunningServer, version: int) -> int:
-    section = server.section(version_owner(version))
-    assert section is not None
-    count: int = section.data["running"] + section.data["waiting"]
-    return count
-
-
-def metric(server: RunningServer, name: str) -> float:
-    lines = [line for line in server.metrics_text().splitlines() if line.startswith(name)]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)

@@ -14,6 +14,7 @@ from piccard_contract.home import version_owner
 from piccard_contract.lifecycle import VersionState
 from piccard_server import RunningServer, make_scripted_home, run_piccard, wait_for
 from running_stream import RunningStream
+from short_calls import served_by
 from triton_calls import grpc_stream
 
 # About two seconds of tokens.
@@ -24,20 +25,6 @@ WHOLE = {"sampling_parameters": {"max_tokens": 1000}, "extensions": {"script": S
 def start_stream(server: RunningServer, canary: bool = False) -> RunningStream:
     headers = {"x-canary": "true" if canary else "false"}
     return RunningStream(server.grpc, server.service.ensemble, headers=headers, text_input="one two three", **WHOLE)
-
-
-def ask(server: RunningServer) -> int:
-    """The version that serves a new request of no preference."""
-    responses = grpc_stream(
-        server.grpc,
-        server.service.ensemble,
-        headers={"x-canary": "false"},
-        text_input="one",
-        stream=True,
-        sampling_parameters={"max_tokens": 1},
-    )
-    version: int = responses[0]["served_version"][0]
-    return version
 
 
 def assert_whole(stream: RunningStream, version: int) -> None:
@@ -51,13 +38,6 @@ def processes(server: RunningServer, *versions: int) -> dict[str, int]:
     """Process ids of versions, routers and admission."""
     owners = [*map(version_owner, versions), "router", "router_unary", "admission"]
     return {owner: server.pid(owner) for owner in owners}
-
-
-def starts(server: RunningServer, version: int) -> float:
-    section = server.section(version_owner(version))
-    assert section is not None
-    started: float = section.data["started_at"]
-    return started
 
 
 class Background:
@@ -75,7 +55,7 @@ class Background:
         while not self._stop.is_set():
             asked = time.monotonic()
             try:
-                self.served.append((asked, ask(self._server)))
+                self.served.append((asked, served_by(self._server)))
             except Exception as error:
                 self.failures.append(error)
 
@@ -123,10 +103,10 @@ def test_promote_and_rollback_while_streams_run(calm_server: RunningServer) -> N
     background = Background(server)
 
     server.piccard("promote", "2")
-    assert ask(server) == 2
+    assert served_by(server) == 2
     streams.append(start_stream(server).wait_first())
     server.piccard("rollback")
-    assert ask(server) == 1
+    assert served_by(server) == 1
 
     for stream, version in zip(streams, (1, 2, 2), strict=True):
         assert_whole(stream.wait(), version)
@@ -158,7 +138,7 @@ def test_new_requests_follow_a_promotion_at_once(calm_server: RunningServer) -> 
 def test_publication_while_two_streams_run_restarts_nothing(calm_server: RunningServer) -> None:
     server = calm_server
     server.piccard("canary", "set", "--version=2", "--ratio=0")
-    started = [starts(server, version) for version in (1, 2)]
+    started = [server.report(version_owner(version))["started_at"] for version in (1, 2)]
     streams = [start_stream(server).wait_first(), start_stream(server, canary=True).wait_first()]
     background = Background(server)
 
@@ -168,7 +148,7 @@ def test_publication_while_two_streams_run_restarts_nothing(calm_server: Running
         assert_whole(stream.wait(), version)
     background.stop()
     assert not background.failures
-    assert [starts(server, version) for version in (1, 2)] == started
+    assert [server.report(version_owner(version))["started_at"] for version in (1, 2)] == started
     assert server.state().versions[number].state is VersionState.READY
     answer = grpc_stream(server.grpc, server.service.llm, version=str(number), text_input="a b", stream=True)
     assert answer[0]["served_version"] == [number]
@@ -205,7 +185,7 @@ def test_retired_version_finishes_its_stream(calm_server: RunningServer) -> None
     section = server.section(version_owner(number))
     assert section is not None
     assert not section.alive
-    assert ask(server) == 1
+    assert served_by(server) == 1
 
 
 def test_version_that_cannot_load_is_marked_failed(calm_server: RunningServer, tmp_path: Path) -> None:
@@ -228,7 +208,7 @@ def test_version_that_cannot_load_is_marked_failed(calm_server: RunningServer, t
     assert record.reason
     assert_whole(running.wait(), 1)
     assert server.piccard("promote", str(number), check=False).returncode == 1
-    assert ask(server) == 1
+    assert served_by(server) == 1
     server.piccard("retire", str(number))
     assert server.state().versions[number].state is VersionState.RETIRED
 
@@ -278,7 +258,7 @@ def test_next_start_loads_what_the_state_says(tmp_path: Path) -> None:
         wait_for(lambda: server.state().versions[3].state is VersionState.READY, 60, "version 3")
         state = server.state()
         assert (state.stable, state.previous, state.canary) == (2, 1, None)
-        assert ask(server) == 2
+        assert served_by(server) == 2
         assert all(server.version_ready(number) for number in (1, 2, 3))
     finally:
         server.stop()

@@ -75,18 +75,15 @@ def assert_published(server: RunningServer, version: int) -> None:
     assert file.hashes == parts.model_copy(update={"code": code_hash(folder / CODE_FOLDER)})
     for package in ENGINE_PACKAGES:
         assert (folder / CODE_FOLDER / package / "__init__.py").is_file()
-    section = server.section(version_owner(version))
-    assert section is not None
-    assert section.data["phase"] == "ready"
-    assert section.data["runner"] == "torch"
-    assert section.data["code_hash"] == file.hashes.code
-    assert section.data["tokenizer_hash"] == file.hashes.tokenizer
+    report = server.report(version_owner(version))
+    assert report["phase"] == "ready"
+    assert report["runner"] == "torch"
+    assert report["code_hash"] == file.hashes.code
+    assert report["tokenizer_hash"] == file.hashes.tokenizer
 
 
 def generated(server: RunningServer, version: int) -> int:
-    section = server.section(version_owner(version))
-    assert section is not None
-    tokens: int = section.data["tokens_generated"]
+    tokens: int = server.report(version_owner(version))["tokens_generated"]
     return tokens
 
 

@@ -12,7 +12,7 @@ from piccard_contract.home import Service
 from piccard_contract.lifecycle import VersionState
 from piccard_contract.version_file import VersionFile
 from piccard_server import RunningServer, run_piccard, scripted_version, wait_for
-from triton_calls import grpc_stream
+from short_calls import served_by
 
 
 def delete_checkpoint(service: Service) -> None:
@@ -53,19 +53,6 @@ def home_of_four(folder: Path) -> Service:
     return service
 
 
-def served(server: RunningServer, canary: str) -> int:
-    answer = grpc_stream(
-        server.grpc,
-        server.service.ensemble,
-        headers={"x-canary": canary},
-        text_input="one",
-        stream=True,
-        sampling_parameters={"max_tokens": 1},
-    )
-    version: int = answer[0]["served_version"][0]
-    return version
-
-
 @pytest.mark.parametrize(("break_it", "reason"), BREAKS, ids=[break_it.__name__ for break_it, _ in BREAKS])
 def test_canary_that_broke_fails_alone(tmp_path: Path, break_it: Callable[[Service], None], reason: str) -> None:
     service = home_of_four(tmp_path / "home")
@@ -84,7 +71,7 @@ def test_canary_that_broke_fails_alone(tmp_path: Path, break_it: Callable[[Servi
         with server.control() as control:
             assert control.ready_versions(service.llm) == [1, 3]
         # Its share of the traffic, and who asks for it, get stable.
-        assert served(server, "true") == served(server, "false") == 1
+        assert served_by(server, canary=True) == served_by(server) == 1
         # What was retired does not come back.
         assert state.versions[4].state is VersionState.RETIRED
         assert server.section("version-4") is None
@@ -101,7 +88,7 @@ def assert_back(service: Service) -> None:
     try:
         server.wait_ready()
         assert server.state().versions[2].state is VersionState.CANARY
-        assert served(server, "true") == 2
+        assert served_by(server, canary=True) == 2
     finally:
         server.stop()
 
@@ -116,7 +103,7 @@ def test_start_finishes_a_promotion_that_was_killed(tmp_path: Path) -> None:
     server = RunningServer(service.home)
     try:
         server.wait_ready()
-        assert served(server, "false") == 2
+        assert served_by(server) == 2
         assert "repaired stable-link" in server.printed()
         wait_for(lambda: server.version_ready(1), 60, "the previous version")
         assert server.piccard("doctor").stdout == "nothing is wrong\n"

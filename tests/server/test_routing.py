@@ -204,7 +204,5 @@ def callers(salt: str) -> list[str]:
 
 
 def policy_error(server: RunningServer) -> str:
-    section = server.section("admission")
-    assert section is not None
-    error: str = section.data["policy_error"]
+    error: str = server.report("admission")["policy_error"]
     return error

@@ -16,59 +16,19 @@ from piccard_contract.home import version_owner
 from piccard_contract.process_lock import is_held
 from piccard_server import RunningServer, free_ports, make_scripted_home, run_piccard, wait_for
 from running_stream import RunningStream
-from triton_calls import GrpcStream, grpc_inputs, grpc_stream, http_generate, outputs_of
+from short_calls import answers, answers_unary, served_by
+from triton_calls import GrpcStream, grpc_inputs, http_generate, outputs_of
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 SCRIPT = {"tokens": 100, "delay_s": 0.01}
 
 
-def one_token(server: RunningServer, model: str | None = None, **inputs: object) -> int:
-    responses = grpc_stream(
-        server.grpc,
-        model or server.service.ensemble,
-        headers={"x-canary": "false"},
-        text_input="one",
-        stream=True,
-        sampling_parameters={"max_tokens": 1},
-        **inputs,
-    )
-    version: int = responses[0]["served_version"][0]
-    return version
-
-
 def answers_itself(server: RunningServer, version: int) -> bool:
     try:
-        return one_token(server, server.service.llm, version=str(version)) == version
+        return served_by(server, server.service.llm, version=str(version)) == version
     except (InferenceServerException, queue.Empty):
         return False
-
-
-def answers_unary(server: RunningServer) -> bool:
-    """Whether a unary call is answered; where its router is dead, it hangs."""
-    client = InferenceServerClient(server.grpc)
-    inputs = grpc_inputs(text_input="one", sampling_parameters={"max_tokens": 1})
-    try:
-        result = client.infer(server.service.unary, inputs, client_timeout=5.0)
-    except InferenceServerException:
-        return False
-    finally:
-        client.close()
-    return bool(outputs_of(result)["text_output"])
-
-
-def running(server: RunningServer, version: int) -> int:
-    section = server.section(version_owner(version))
-    assert section is not None
-    found: int = section.data["running"]
-    return found
-
-
-def revivals(server: RunningServer) -> dict[str, int]:
-    section = server.section("supervisor")
-    assert section is not None
-    found: dict[str, int] = section.data["revivals"]
-    return found
 
 
 def test_health_and_endpoints_are_told(server: RunningServer) -> None:
@@ -163,8 +123,9 @@ def test_killed_version_is_revived(fresh_server: Callable[..., RunningServer], v
     wait_for(lambda: server.version_ready(version) and server.pid(version_owner(version)) != old, 60, "revival")
     assert server.pid(version_owner(other)) == untouched
     wait_for(lambda: server.get("readyz")[0] == 200, 60, "readiness")
-    assert one_token(server) == 1
-    wait_for(lambda: revivals(server) == {f"deepseek/version-{version}": 1}, 60, "its report")
+    wait_for(lambda: answers(server), 60, "an answer of stable")
+    told = {f"deepseek/version-{version}": 1}
+    wait_for(lambda: server.report("supervisor")["revivals"] == told, 60, "its report")
 
 
 def test_killed_only_version_is_revived(fresh_server: Callable[..., RunningServer]) -> None:
@@ -173,7 +134,7 @@ def test_killed_only_version_is_revived(fresh_server: Callable[..., RunningServe
     os.kill(old, signal.SIGKILL)
     wait_for(lambda: server.version_ready(1) and server.pid(version_owner(1)) != old, 60, "revival")
     wait_for(lambda: server.get("readyz")[0] == 200, 60, "readiness")
-    assert one_token(server) == 1
+    wait_for(lambda: answers(server), 60, "an answer of stable")
 
 
 @pytest.mark.parametrize("owner", ["admission", "router", "router_unary"])
@@ -182,13 +143,13 @@ def test_killed_step_is_rolled_to_its_other_folder(fresh_server: Callable[..., R
     os.kill(server.pid(owner), signal.SIGKILL)
     wait_for(lambda: is_held(server.service.process_lock(f"{owner}.2")), 60, "the other folder")
     wait_for(lambda: server.get("readyz")[0] == 200, 60, "readiness")
-    assert one_token(server) == 1
+    wait_for(lambda: answers(server), 60, "an answer of stable")
     wait_for(lambda: answers_unary(server), 60, "an answer to a unary call")
 
     os.kill(server.pid(f"{owner}.2"), signal.SIGKILL)
     wait_for(lambda: is_held(server.service.process_lock(owner)), 60, "the first folder")
     wait_for(lambda: server.get("readyz")[0] == 200, 60, "readiness")
-    assert one_token(server) == 1
+    wait_for(lambda: answers(server), 60, "an answer of stable")
 
 
 def test_a_killed_router_takes_no_version_along(fresh_server: Callable[..., RunningServer]) -> None:
@@ -217,8 +178,9 @@ def test_a_killed_router_takes_no_version_along(fresh_server: Callable[..., Runn
     for version in (1, 2):
         wait_for(lambda version=version: answers_itself(server, version), 60, f"version {version}")
     wait_for(lambda: server.get("readyz")[0] == 200, 60, "readiness")
-    assert one_token(server) == 1
-    wait_for(lambda: not any(running(server, version) for version in (1, 2)), 60, "the dead router's generations")
+    wait_for(lambda: answers(server), 60, "an answer of stable")
+    owners = [version_owner(version) for version in (1, 2)]
+    wait_for(lambda: not any(server.report(owner)["running"] for owner in owners), 60, "the end of what it ran")
 
 
 # Seconds that a client of these tests waits: for each response of a stream, for the whole of a unary call.
@@ -255,9 +217,7 @@ def is_answered(server: RunningServer, *, unary: bool) -> bool:
 def requests_at(server: RunningServer, owner: str) -> int:
     """Requests that a router reports, or that wait for admission."""
     if owner == "admission":
-        name = f'nv_inference_pending_request_count{{model="{server.service.admission}"'
-        lines = [line for line in server.metrics_text().splitlines() if line.startswith(name)]
-        return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines)
+        return int(server.metric("nv_inference_pending_request_count", model=server.service.admission))
     section = server.section(owner)
     return 0 if section is None else sum(section.data["in_flight"].values())
 

@@ -15,25 +15,12 @@ from piccard_contract.live_state import LiveState
 from piccard_contract.process_lock import holder_pid
 from piccard_server import RunningServer, make_scripted_home, wait_for
 from running_stream import RunningStream
-from triton_calls import grpc_stream
+from short_calls import answers, served_by
 
 OTHER = "coder"
 
 # About two seconds of tokens.
 SCRIPT = {"tokens": 200, "delay_s": 0.01}
-
-
-def ask(server: RunningServer, model: str, canary: str = "false") -> int:
-    answer = grpc_stream(
-        server.grpc,
-        model,
-        headers={"x-canary": canary},
-        text_input="one",
-        stream=True,
-        sampling_parameters={"max_tokens": 1},
-    )
-    version: int = answer[0]["served_version"][0]
-    return version
 
 
 def processes(service: Service) -> dict[str, int | None]:
@@ -87,13 +74,13 @@ def test_each_has_its_own_stable_and_canary(both: RunningServer, other: Service)
     both.piccard("promote", "3", f"--service={OTHER}")
     try:
         assert (stable_target(both.service), stable_target(other)) == (1, 3)
-        assert (ask(both, "deepseek"), ask(both, OTHER)) == (1, 3)
+        assert (served_by(both, "deepseek"), served_by(both, OTHER)) == (1, 3)
         # The promotion ended the canary of its own service alone.
-        assert (ask(both, "deepseek", "true"), StateStore(other).read().canary) == (2, None)
+        assert (served_by(both, "deepseek", canary=True), StateStore(other).read().canary) == (2, None)
     finally:
         both.piccard("rollback", f"--service={OTHER}")
         both.piccard("canary", "set", "--version=2", "--ratio=0", f"--service={OTHER}")
-    assert (ask(both, OTHER), ask(both, OTHER, "true")) == (1, 2)
+    assert (served_by(both, OTHER), served_by(both, OTHER, canary=True)) == (1, 2)
     assert processes(both.service) == before
 
 
@@ -104,13 +91,13 @@ def test_killed_stable_of_one_leaves_the_other_alone(both: RunningServer, other:
     assert old is not None
     os.kill(old, signal.SIGKILL)
 
-    assert ask(both, "deepseek") == 1
+    assert served_by(both, "deepseek") == 1
     wait_for(lambda: _is_ready(other, 1) and holder_pid(other.process_lock(version_owner(1))) != old, 60, "revival")
 
     assert_whole(stream, 1)
     assert processes(both.service) == untouched
     wait_for(lambda: both.get("readyz")[0] == 200, 60, "readiness of both")
-    assert ask(both, OTHER) == 1
+    wait_for(lambda: answers(both, OTHER), 60, "an answer of stable")
 
 
 def test_broken_policy_of_one_leaves_the_other_alone(both: RunningServer, other: Service) -> None:
@@ -121,9 +108,9 @@ def test_broken_policy_of_one_leaves_the_other_alone(both: RunningServer, other:
         assert told.returncode == 1
         assert "traffic_ratio" in told.stdout
         both.piccard("canary", "set", "--version=2", "--ratio=1.0")
-        assert ask(both, "deepseek", "true") == 2
+        assert served_by(both, "deepseek", canary=True) == 2
         # The broken one goes on with its last good policy.
-        assert (ask(both, OTHER), ask(both, OTHER, "true")) == (1, 2)
+        assert (served_by(both, OTHER), served_by(both, OTHER, canary=True)) == (1, 2)
         assert both.problems() == []
     finally:
         other.policy_file.write_text(text, encoding="utf-8")

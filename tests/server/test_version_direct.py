@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from piccard_contract.home import version_owner
 from piccard_server import RunningServer, wait_for
-from triton_calls import GrpcStream, Outputs, grpc_stream, http_generate, open_generate
+from triton_calls import GrpcStream, Outputs, grpc_stream, http_generate, open_generate, text_of
 
 LLM = "deepseek_llm"
 ALWAYS = {"text_output", "token_ids", "served_version"}
@@ -19,19 +19,14 @@ def call(server: RunningServer, **inputs: Any) -> list[Outputs]:
     return grpc_stream(server.grpc, LLM, version="1", **inputs)
 
 
-def text_of(responses: list[Outputs]) -> str:
-    return "".join(response["text_output"][0] for response in responses)
-
-
 def status_of(responses: list[Outputs]) -> dict[str, Any]:
     status: dict[str, Any] = json.loads(responses[-1]["status"][0])
     return status
 
 
 def used_blocks(server: RunningServer) -> int:
-    section = server.section(version_owner(1))
-    assert section is not None
-    blocks: int = section.data["total_blocks"] - section.data["free_blocks"]
+    report = server.report(version_owner(1))
+    blocks: int = report["total_blocks"] - report["free_blocks"]
     return blocks
 
 

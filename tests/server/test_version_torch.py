@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,12 @@ from piccard_contract.home import version_owner
 from piccard_contract.sampling import SamplingParams
 from piccard_contract.version_file import Runner, VersionFile
 from piccard_server import RunningServer, wait_for
-from toy_tokenizer import write_toy_tokenizer
-from triton_calls import GrpcStream, Outputs, grpc_stream
+from triton_calls import GrpcStream, Outputs, grpc_stream, text_of
 
 LLM = "deepseek_llm"
 PROMPT = "def fibonacci(n):"
 GREEDY = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
 SEEDED = {"max_tokens": 40, "temperature": 1.0, "seed": 7, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(checkpoint_folder: Callable[[str], Path]) -> Path:
-    """A random V3 checkpoint with a tokenizer of bytes."""
-    folder = checkpoint_folder("v3")
-    write_toy_tokenizer(folder)
-    return folder
 
 
 def version_file(checkpoint: Path, **settings: Any) -> VersionFile:
@@ -59,10 +50,6 @@ def call(server: RunningServer, **inputs: Any) -> list[Outputs]:
 
 def ids_of(responses: list[Outputs]) -> list[int]:
     return [token for response in responses for token in response["token_ids"]]
-
-
-def text_of(responses: list[Outputs]) -> str:
-    return "".join(response["text_output"][0] for response in responses)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
@@ -129,18 +116,15 @@ def test_beyond_the_context_is_refused_with_the_numbers(server: RunningServer) -
 
 
 def test_a_version_that_cannot_be_loaded_tells_why_and_harms_no_other(server: RunningServer) -> None:
-    section = wait_for(lambda: server.section(version_owner(2)), 60, "version 2's report")
+    wait_for(lambda: server.section(version_owner(2)), 60, "version 2's report")
     wait_for(lambda: (found := server.section(version_owner(2))) and found.data["phase"] == "failed", 60, "it to fail")
-    section = server.section(version_owner(2))
-    assert section is not None
-    assert "model.safetensors is missing" in section.data["reason"]
+    assert "model.safetensors is missing" in server.report(version_owner(2))["reason"]
     assert len(ids_of(call(server, sampling_parameters=GREEDY))) == 40
 
 
 def test_the_report_tells_what_the_version_is(server: RunningServer) -> None:
-    section = server.section(version_owner(1))
-    assert section is not None
-    told = {key: section.data[key] for key in ("phase", "label", "runner", "device", "max_model_len", "vocab_size")}
+    report = server.report(version_owner(1))
+    told = {key: report[key] for key in ("phase", "label", "runner", "device", "max_model_len", "vocab_size")}
     assert told == {
         "phase": "ready",
         "label": "v1",
@@ -149,5 +133,5 @@ def test_the_report_tells_what_the_version_is(server: RunningServer) -> None:
         "max_model_len": 512,
         "vocab_size": 320,
     }
-    assert section.data["total_blocks"] > 100
-    assert len(section.data["tokenizer_hash"]) == 64
+    assert report["total_blocks"] > 100
+    assert len(report["tokenizer_hash"]) == 64

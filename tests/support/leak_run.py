@@ -25,11 +25,11 @@ WAYS = ("grpc token", "grpc disconnect", "http token", "http disconnect", "versi
 ENDLESS = (200, 0.01)
 
 
-def publish_and_retire(server: RunningServer, *, linked: bool = True) -> int:
+def publish_and_retire(server: RunningServer) -> int:
     """One version comes, answers through both routers and goes again; its number."""
     service = server.service
     publication = Publication(
-        Path("scripted"), f"v{server.state().next_version}", {"runner": "scripted", "linked": linked}
+        Path("scripted"), f"v{server.state().next_version}", {"runner": "scripted", "linked": True}
     )
     with operation(server.home, service.name, tell=_ignore) as op:
         number: int = publish(op, publication).after["version"]

@@ -111,11 +111,6 @@ class OneNode:
         return {**defaults, **self.attributes}
 
 
-def run_once(library: Path, name: str, inputs: Mapping[str, Tensor], **attributes: Any) -> dict[str, Tensor]:
-    """One run of a node with dynamic sizes."""
-    return OneNode(library, name, inputs, attributes).run(inputs)
-
-
 def output_type(operator: Operator, constraint: str, inputs: Mapping[str, Tensor]) -> str:
     """The element type of an output."""
     if constraint in ELEMENT_TYPES:

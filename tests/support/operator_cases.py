@@ -205,11 +205,11 @@ class PagedStep:
         )
 
 
-def paged_step(draw: Draw, *, most: int = 90) -> PagedStep:
+def paged_step(draw: Draw) -> PagedStep:
     """Sequences of one new token, of chunks, and of whole prompts."""
     block_size = draw.rng.choice((1, 16, 32))
-    counts = [draw.rng.choice((1, 1, draw.size(1, most))) for _ in range(draw.size(1, 4))]
-    lengths = [count + draw.rng.choice((0, draw.size(0, most))) for count in counts]
+    counts = [draw.rng.choice((1, 1, draw.size(1, 90))) for _ in range(draw.size(1, 4))]
+    lengths = [count + draw.rng.choice((0, draw.size(0, 90))) for count in counts]
     used = [-(-length // block_size) for length in lengths]
     blocks = sum(used) + draw.size(1, 3)
     order = draw.rng.sample(range(blocks), blocks)

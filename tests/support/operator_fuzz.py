@@ -16,6 +16,7 @@ from operator_cases import Case, make_case
 from torch import Tensor
 
 _SHAPES: tuple[Shapes, ...] = ("static", "ranks", "unknown")
+MOST_DIMENSIONS = 8
 EXTREMES = (-(2**63), -(2**31), -1, 0, 1, 2**31, 2**62, 2**63 - 1)
 
 
@@ -75,7 +76,9 @@ def _more(rng: random.Random, tensor: Tensor) -> Tensor:
 
 
 def _rank(rng: random.Random, tensor: Tensor) -> Tensor:
-    return tensor.flatten() if rng.random() < 0.5 and tensor.dim() > 1 else tensor[(None,) * rng.randint(1, 4)]
+    if tensor.dim() > 1 and rng.random() < 0.3:
+        return tensor.flatten()
+    return tensor[(None,) * (rng.randint(tensor.dim() + 1, MOST_DIMENSIONS) - tensor.dim())]
 
 
 def _type(rng: random.Random, tensor: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 PATIENCE = 60.0
 
 
-def wait_until(happened: Callable[[], object], timeout: float = PATIENCE) -> None:
-    """Look again and again until `happened` says yes; fails the test after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
+def wait_until(happened: Callable[[], object]) -> None:
+    """Look again and again until `happened` says yes; fails the test after `PATIENCE` seconds."""
+    deadline = time.monotonic() + PATIENCE
     while not happened():
-        assert time.monotonic() < deadline, f"it has not happened within {timeout} s"
+        assert time.monotonic() < deadline, f"it has not happened within {PATIENCE} s"
         time.sleep(0.005)

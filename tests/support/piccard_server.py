@@ -28,6 +28,7 @@ from piccard_contract.lifecycle import ServiceState
 from piccard_contract.live_state import LiveState, Section
 from piccard_contract.version_file import Profile, Runner, VersionFile
 from ports import free_ports
+from prometheus_client.parser import text_string_to_metric_families
 
 Answer = TypeVar("Answer")
 
@@ -66,6 +67,9 @@ def wait_for(look: Callable[[], Answer | None], timeout: float, what: str) -> An
 class RunningServer:
     """`piccard serve` of one home.
 
+    Args:
+        threads: of OpenMP in each of its processes; None leaves them to the versions.
+
     Attributes:
         http, grpc, metrics, health: addresses as host:port.
         process: the supervisor.
@@ -75,9 +79,10 @@ class RunningServer:
 
     started: ClassVar[list["RunningServer"]] = []
 
-    def __init__(self, home: Path, *options: str, python: Path | str = sys.executable) -> None:
+    def __init__(self, home: Path, *options: str, python: Path | str = sys.executable, threads: int | None = 1) -> None:
         self.home = home
         self._python = python
+        self._environment = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
         self.service = Service(home)
         ports = free_ports(4)
         self.http, self.grpc, self.metrics, self.health = (f"127.0.0.1:{port}" for port in ports)
@@ -94,7 +99,7 @@ class RunningServer:
                 [self._python, "-m", "piccard", "serve", f"--home={self.home}", *self._options],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env=self._environment,
             )
 
     def kill_supervisor(self) -> None:
@@ -141,6 +146,18 @@ class RunningServer:
             text: str = answer.read().decode()
             return text
 
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels; 0 where there are none."""
+        return sum(
+            (
+                sample.value
+                for family in text_string_to_metric_families(self.metrics_text())
+                for sample in family.samples
+                if sample.name == name and labels.items() <= sample.labels.items()
+            ),
+            0.0,
+        )
+
     def printed(self) -> str:
         return self.output.read_text(encoding="utf-8", errors="replace")
 
@@ -176,6 +193,18 @@ class RunningServer:
             return live.read(owner)
         finally:
             live.close()
+
+    def report(self, owner: str) -> dict[str, Any]:
+        """The data of its section; an owner that has none fails the test."""
+        section = self.section(owner)
+        assert section is not None, f"{owner} has no section"
+        return section.data
+
+    def in_flight(self, version: int) -> int:
+        """Requests that a version runs or lets wait, as it reports."""
+        report = self.report(version_owner(version))
+        count: int = report["running"] + report["waiting"]
+        return count
 
     def pid(self, owner: str) -> int:
         """The process id of version-2, router, admission, ..."""

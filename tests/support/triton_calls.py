@@ -48,6 +48,11 @@ def outputs_of(result: grpcclient.InferResult) -> Outputs:
     return outputs
 
 
+def text_of(responses: list[Outputs]) -> str:
+    """The text of all responses to a request."""
+    return "".join(response["text_output"][0] for response in responses)
+
+
 class GrpcStream:
     """One bidirectional stream to a server; use it as a context manager.
 

@@ -312,9 +312,7 @@ def initialisations(server: RunningServer) -> dict[int, int]:
 
 def revivals(server: RunningServer) -> int:
     """Processes that the supervisor started again."""
-    section = server.section("supervisor")
-    assert section is not None
-    return sum(section.data["revivals"].values())
+    return sum(server.report("supervisor")["revivals"].values())
 
 
 def audited(server: RunningServer) -> Counter[str]:
