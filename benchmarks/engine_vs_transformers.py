@@ -1,11 +1,15 @@
-"""Tokens a second of the engine against transformers' `generate`, and what a long prompt does to running streams.
+"""Tokens a second of the engine, by both runners, against transformers' `generate`, and what a long prompt does to
+running streams.
 
     python benchmarks/engine_vs_transformers.py [CHECKPOINT] [--batch 1 8] [--repeats 5] [--threads N]
 
-Both sides continue the same random prompts greedily, prefill included, in one process and by turns, so that whatever
-else the machine does falls on both; medians are compared. The engine's time is that of `Engine.step` with sampling,
+All sides continue the same random prompts greedily, prefill included, in one process and by turns, so that whatever
+else the machine does falls on all; medians are compared. The engine's time is that of `Engine.step` with sampling,
 detokenising and outputs; transformers' is `generate` with its cache, without detokenising. CHECKPOINT is assets/demo
-where that is complete, and else a random one of its architecture and size.
+where that is complete, and else a random one of its architecture and size; runner onnxruntime takes its export.
+
+The floor of a decoding step is the time to read once the weights that it multiplies with, four bytes each, at the rate
+at which the same threads read memory that no cache holds.
 """
 
 import argparse
@@ -24,10 +28,14 @@ from deepseek_engine.batch import Batch
 from deepseek_engine.cache_spec import Cache
 from deepseek_engine.engine import Engine
 from deepseek_engine.models import Model, load_model
+from deepseek_engine.models.config import DeepseekConfig, ModelConfig
 from deepseek_engine.profiles import profile
 from deepseek_engine.request import EngineRequest
+from deepseek_engine.runners.onnxruntime import OnnxModel
 from deepseek_engine.runners.torch import TorchRunner
 from deepseek_engine.text.tokenizer import Tokenizer
+from deepseek_ops.build import build
+from deepseek_ops.exporter.export import export
 from model_step import random_checkpoint
 from piccard_contract.sampling import SamplingParams
 from tokenizers import Tokenizer as RawTokenizer
@@ -48,10 +56,15 @@ SAMPLING = {
 }
 
 
+# Runner and batch size -> times transformers' tokens a second.
+TARGETS = {("torch", 1): 2.5, ("torch", 8): 3.0, ("onnxruntime", 1): 6.0, ("onnxruntime", 8): 10.0}
+
+
 @dataclass
 class Speed:
-    """Medians of one batch size, tokens a second."""
+    """Medians of one runner and batch size, tokens a second."""
 
+    runner: str
     batch: int
     engine: float
     transformers: float
@@ -62,18 +75,21 @@ class Speed:
 
 @dataclass
 class StepCost:
-    """Medians of a decoding step, milliseconds: all of it, and what is not the model's forward and logits."""
+    """Medians of a decoding step, milliseconds: all of it, what is not the model's part, and the floor."""
 
+    runner: str
     batch: int
     sampling: str
     step: float
     overhead: float
+    floor: float
 
 
 @dataclass
 class Stall:
-    """Milliseconds between tokens of running streams while a long prompt arrives, under one profile."""
+    """Milliseconds between tokens of running streams while a long prompt arrives, under one runner and profile."""
 
+    runner: str
     profile: str
     quiet_median: float
     longest: float
@@ -110,22 +126,32 @@ def main() -> None:
         torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.checkpoint or default_checkpoint(Path(scratch))
-        model = load_model(folder, dtype=torch.float32)
+        models = load_models(folder, Path(scratch))
+        config = models["torch"].config
         tokenizer = Tokenizer.from_folder(folder)
         oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         oracle.generation_config.eos_token_id = None
         name = folder.name if arguments.checkpoint or folder == DEMO else "random"
-        print(f"{name}: {model.config.architecture}, {torch.get_num_threads()} threads")
+        print(f"{name}: {config.architecture}, {torch.get_num_threads()} threads")
         speeds = [
-            measure_speed(model, tokenizer, oracle, batch, arguments.prompt, arguments.tokens, arguments.repeats)
+            speed
             for batch in arguments.batch
+            for speed in measure_speed(
+                models, tokenizer, oracle, batch, arguments.prompt, arguments.tokens, arguments.repeats
+            )
         ]
+        bandwidth = read_bandwidth()
         costs = [
-            measure_step(model, tokenizer, batch, name, params)
+            measure_step(runner, model, tokenizer, batch, sampling, touched_bytes(config, batch) / bandwidth * 1e3)
             for batch in arguments.batch
-            for name, params in SAMPLING.items()
+            for sampling in SAMPLING
+            for runner, model in models.items()
         ]
-        stalls = [measure_stall(model, tokenizer, name) for name in ("balanced", "latency")]
+        stalls = [
+            measure_stall(runner, model, tokenizer, profiled)
+            for runner, model in models.items()
+            for profiled in ("balanced", "latency")
+        ]
     print_speeds(speeds)
     print_costs(costs)
     print_stalls(stalls)
@@ -138,6 +164,7 @@ def main() -> None:
         "prompt_tokens": arguments.prompt,
         "new_tokens": arguments.tokens,
         "repeats": arguments.repeats,
+        "read_bytes_per_second": bandwidth,
         "tokens_per_second": [asdict(speed) for speed in speeds],
         "decoding_step_ms": [asdict(cost) for cost in costs],
         "long_prompt": [asdict(stall) for stall in stalls],
@@ -179,23 +206,37 @@ def greedy(tokens: int) -> SamplingParams:
 
 
 def measure_speed(
-    model: Model, tokenizer: Tokenizer, oracle: Any, batch: int, prompt: int, tokens: int, repeats: int
-) -> Speed:
+    models: dict[str, Model], tokenizer: Tokenizer, oracle: Any, batch: int, prompt: int, tokens: int, repeats: int
+) -> list[Speed]:
     """Medians over `repeats` turns after one that is not counted; every turn has prompts of its own."""
-    engine = make_engine(model, tokenizer)
-    ours, theirs, equal = [], [], []
+    engines = {runner: make_engine(model, tokenizer) for runner, model in models.items()}
+    ours: dict[str, list[float]] = {runner: [] for runner in engines}
+    equal: dict[str, list[float]] = {runner: [] for runner in engines}
+    theirs = []
     for turn in range(repeats + 1):
         generator = torch.Generator().manual_seed(turn)
-        prompts = torch.randint(2, model.config.vocab_size, (batch, prompt), generator=generator)
-        seconds, produced = our_turn(engine, prompts.tolist(), tokens)
-        other_seconds, expected = their_turn(oracle, prompts, tokens)
-        if turn:
-            ours.append(batch * tokens / seconds)
-            theirs.append(batch * tokens / other_seconds)
-            equal.append(sum(map(agreement, produced, expected)) / batch)
-    engine_speed, their_speed = statistics.median(ours), statistics.median(theirs)
-    target = {1: 2.5, 8: 3.0}.get(batch)
-    return Speed(batch, engine_speed, their_speed, engine_speed / their_speed, target, statistics.mean(equal))
+        prompts = torch.randint(2, oracle.config.vocab_size, (batch, prompt), generator=generator)
+        turns = {runner: our_turn(engine, prompts.tolist(), tokens) for runner, engine in engines.items()}
+        their_seconds, expected = their_turn(oracle, prompts, tokens)
+        if not turn:
+            continue
+        theirs.append(batch * tokens / their_seconds)
+        for runner, (seconds, produced) in turns.items():
+            ours[runner].append(batch * tokens / seconds)
+            equal[runner].append(sum(map(agreement, produced, expected)) / batch)
+    their_speed = statistics.median(theirs)
+    return [
+        Speed(
+            runner,
+            batch,
+            statistics.median(speeds),
+            their_speed,
+            statistics.median(speeds) / their_speed,
+            TARGETS.get((runner, batch)),
+            statistics.mean(equal[runner]),
+        )
+        for runner, speeds in ours.items()
+    ]
 
 
 def our_turn(engine: Engine, prompts: list[list[int]], tokens: int) -> tuple[float, list[list[int]]]:
@@ -224,13 +265,55 @@ def agreement(ours: list[int], theirs: list[int]) -> float:
     return same / len(theirs)
 
 
-def measure_step(model: Model, tokenizer: Tokenizer, batch: int, name: str, params: dict[str, Any]) -> StepCost:
+def load_models(folder: Path, scratch: Path) -> dict[str, Model]:
+    """The checkpoint for either runner."""
+    model = load_model(folder, dtype=torch.float32)
+    exported = OnnxModel(export(folder, scratch / "export"), build(), model.config, threads=torch.get_num_threads())
+    return {"torch": model, "onnxruntime": exported}
+
+
+def read_bandwidth() -> float:
+    """Bytes a second at which memory is read, with as many threads as a step has."""
+    values = torch.zeros(1 << 27)
+    times = []
+    for _ in range(7):
+        started = time.perf_counter()
+        values.sum()
+        times.append(time.perf_counter() - started)
+    return 4 * len(values) / statistics.median(times[1:])
+
+
+def touched_bytes(config: ModelConfig, batch: int) -> float:
+    """Bytes in float32 of the weights that a decoding step multiplies with; of the experts those that are expected.
+
+    Each of `batch` tokens takes num_experts_per_tok of n_routed_experts, as if by lot.
+    """
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    head = config.vocab_size * hidden
+    if not isinstance(config, DeepseekConfig):
+        width = (2 * config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
+        return 4 * (head + layers * (width * hidden + 3 * hidden * config.intermediate_size))
+    heads, rank, rotary = config.num_attention_heads, config.kv_lora_rank, config.qk_rope_head_dim
+    query = heads * (config.qk_nope_head_dim + rotary)
+    attention = hidden * config.q_lora_rank + config.q_lora_rank * query if config.q_lora_rank else hidden * query
+    attention += hidden * (rank + rotary) + heads * (config.qk_nope_head_dim + config.v_head_dim) * rank
+    attention += heads * config.v_head_dim * hidden
+    experts = config.n_routed_experts
+    hit = experts * (1 - (1 - config.num_experts_per_tok / experts) ** batch) if experts else 0.0
+    mixture = hidden * experts + (hit + config.n_shared_experts) * 3 * hidden * config.moe_intermediate_size
+    sparse = sum(config.is_moe(layer) for layer in range(layers))
+    dense = 3 * hidden * config.intermediate_size
+    return 4 * (head + layers * attention + sparse * mixture + (layers - sparse) * dense)
+
+
+def measure_step(runner: str, model: Model, tokenizer: Tokenizer, batch: int, sampling: str, floor: float) -> StepCost:
     """Steps in which `batch` sequences decode with the given sampling parameters, after some that are not counted."""
     timed = TimedModel(model)
     engine = make_engine(timed, tokenizer)
+    params = SamplingParams(max_tokens=300, ignore_eos=True, **SAMPLING[sampling])
     for place in range(batch):
         prompt = list(range(2 + place, 66 + place))
-        engine.add(EngineRequest(str(place), prompt, SamplingParams(max_tokens=300, ignore_eos=True, **params)))
+        engine.add(EngineRequest(str(place), prompt, params))
     steps, overheads = [], []
     for step in range(150):
         timed.seconds, started = 0.0, time.perf_counter()
@@ -239,10 +322,11 @@ def measure_step(model: Model, tokenizer: Tokenizer, batch: int, name: str, para
         if step >= 20:
             steps.append(seconds)
             overheads.append(seconds - timed.seconds)
-    return StepCost(batch, name, statistics.median(steps) * 1e3, statistics.median(overheads) * 1e3)
+    step, overhead = (statistics.median(values) * 1e3 for values in (steps, overheads))
+    return StepCost(runner, batch, sampling, step, overhead, floor)
 
 
-def measure_stall(model: Model, tokenizer: Tokenizer, name: str) -> Stall:
+def measure_stall(runner: str, model: Model, tokenizer: Tokenizer, name: str) -> Stall:
     """Eight streams run; a prompt of 2,000 tokens arrives; the gaps between the tokens of each stream are taken."""
     engine = make_engine(model, tokenizer, name)
     length = min(LONG_PROMPT, engine.max_model_len - 1)
@@ -261,7 +345,7 @@ def measure_stall(model: Model, tokenizer: Tokenizer, name: str) -> Stall:
         engine.abort(str(stream))
     median, longest = statistics.median(quiet) * 1e3, max(disturbed) * 1e3
     chunk = chunk_seconds(model, tokenizer, name, long_prompt) * 1e3
-    return Stall(name, median, longest, chunk, 2 * median + chunk, prompt_seconds)
+    return Stall(runner, name, median, longest, chunk, 2 * median + chunk, prompt_seconds)
 
 
 def step_gaps(engine: Engine, steps: int | None, until: str | None = None) -> list[float]:
@@ -292,27 +376,31 @@ def chunk_seconds(model: Model, tokenizer: Tokenizer, name: str, prompt: list[in
 
 
 def print_speeds(speeds: list[Speed]) -> None:
-    print(f"{'batch':>5} {'engine tok/s':>12} {'transformers':>12} {'ratio':>6} {'target':>6} {'same':>6}")
+    print(
+        f"{'runner':>11} {'batch':>5} {'engine tok/s':>12} {'transformers':>12} {'ratio':>6} {'target':>6} {'same':>6}"
+    )
     for one in speeds:
         target = "" if one.target is None else f"{one.target:.1f}"
         print(
-            f"{one.batch:5} {one.engine:12.1f} {one.transformers:12.1f} {one.ratio:6.2f} {target:>6} "
+            f"{one.runner:>11} {one.batch:5} {one.engine:12.1f} {one.transformers:12.1f} {one.ratio:6.2f} {target:>6} "
             f"{one.equal_tokens:6.1%}"
         )
 
 
 def print_costs(costs: list[StepCost]) -> None:
-    print(f"{'batch':>5} {'sampling':>12} {'step ms':>8} {'beside the model ms':>20}")
+    print(f"{'runner':>11} {'batch':>5} {'sampling':>12} {'step ms':>8} {'beside the model ms':>20} {'floor ms':>8}")
     for one in costs:
-        print(f"{one.batch:5} {one.sampling:>12} {one.step:8.2f} {one.overhead:20.2f}")
+        print(
+            f"{one.runner:>11} {one.batch:5} {one.sampling:>12} {one.step:8.2f} {one.overhead:20.2f} {one.floor:8.2f}"
+        )
 
 
 def print_stalls(stalls: list[Stall]) -> None:
-    print(f"{'profile':>10} {'median ms':>9} {'longest ms':>10} {'chunk ms':>8} {'limit ms':>8} {'prompt s':>8}")
+    print(f"{'runner':>11} {'profile':>10} {'median':>7} {'longest':>7} {'chunk':>7} {'limit ms':>8} {'prompt s':>8}")
     for one in stalls:
         print(
-            f"{one.profile:>10} {one.quiet_median:9.2f} {one.longest:10.2f} {one.one_chunk:8.2f} {one.limit:8.2f} "
-            f"{one.prompt_seconds:8.2f}"
+            f"{one.runner:>11} {one.profile:>10} {one.quiet_median:7.2f} {one.longest:7.2f} {one.one_chunk:7.2f}"
+            f" {one.limit:8.2f} {one.prompt_seconds:8.2f}"
         )
 
 

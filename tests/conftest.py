@@ -57,3 +57,32 @@ def checkpoint(checkpoint_folder: Callable[[str], Path]) -> Path:
     folder = checkpoint_folder("v3")
     write_toy_tokenizer(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    """The com.deepseek operators, built once a session and kept for the next by what they are made of."""
+    import shutil
+
+    from deepseek_ops.build import COMPILERS, build
+
+    if not any(shutil.which(name) for name in COMPILERS):
+        pytest.skip("no C++ compiler on this machine")
+    return build()
+
+
+@pytest.fixture(scope="session")
+def export_folder(
+    checkpoint_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """The export of a family's small random checkpoint, made once a session."""
+    from deepseek_ops.exporter.export import export
+
+    folders: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in folders:
+            folders[family] = export(checkpoint_folder(family), tmp_path_factory.mktemp("exports") / family)
+        return folders[family]
+
+    return folder

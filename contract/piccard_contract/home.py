@@ -99,6 +99,11 @@ class Service:
         return self.home / "staging" / self.name
 
     @property
+    def exports(self) -> Path:
+        """Exports and operators' libraries of all services, named by their SHA-256."""
+        return self.home / "exports"
+
+    @property
     def state_folder(self) -> Path:
         return self.home / "state" / self.name
 

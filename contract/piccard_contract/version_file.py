@@ -88,6 +88,7 @@ class Hashes(_Part):
     weights: str | None = None
     tokenizer: str | None = None
     template: str | None = None
+    export: str | None = None
     ops_library: str | None = None
 
 
@@ -99,7 +100,9 @@ class VersionFile(BaseModel):
         label: a name for people, such as v1.1.0; one line of letters, digits and . _ + -.
         checkpoint: folder of a Hugging Face checkpoint, absolute or relative to the home.
         runner: what executes a step.
-        ops_library: path of the custom-op library, for runner onnxruntime.
+        export: folder that `piccard export` wrote of the checkpoint, for runner onnxruntime; absolute or relative to
+            the home.
+        ops_library: path of the custom-op library, for runner onnxruntime; absolute or relative to the home.
         profile: named engine settings.
         precision: type of weights and activations; auto is float32 on a CPU and bfloat16 on a GPU.
         device: cpu, cuda or cuda:N; auto takes a GPU where there is one.
@@ -111,7 +114,7 @@ class VersionFile(BaseModel):
         speculative: none is the only value yet.
         adapters: none yet.
         linked: whether the installed engine runs it, instead of a snapshot in the version's folder.
-        hashes: SHA-256 of code, weights, tokenizer, template and op library at publication.
+        hashes: SHA-256 of code, weights, tokenizer, template, export and op library at publication.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
@@ -120,6 +123,7 @@ class VersionFile(BaseModel):
     label: str = Field(pattern=LABEL)
     checkpoint: str = Field(min_length=1)
     runner: Runner = Runner.TORCH
+    export: str | None = None
     ops_library: str | None = None
     profile: Profile = Profile.BALANCED
     precision: Precision = Precision.AUTO
@@ -133,7 +137,7 @@ class VersionFile(BaseModel):
     linked: bool = False
     hashes: Hashes = Field(default_factory=Hashes)
 
-    @field_validator("checkpoint", "ops_library")
+    @field_validator("checkpoint", "export", "ops_library")
     @classmethod
     def _stays(cls, value: str | None) -> str | None:
         if value is None:

@@ -365,11 +365,11 @@ inline void mix_block(const float* p, int64_t p_stride, const typename Stored<F>
     for (int v = 0; v < V; ++v) sums[m][v] = load32(out + m * out_stride + v * kLanes);
   }
   for (int64_t t = 0; t < T; ++t) {
-    Vec row[V];
-    for (int v = 0; v < V; ++v) row[v] = load<F>(rows + t * stride + v * kLanes);
-    for (int m = 0; m < M; ++m) {
-      const Vec weight = splat(p[m * p_stride + t]);
-      for (int v = 0; v < V; ++v) sums[m][v] += weight * row[v];
+    Vec weights[M];
+    for (int m = 0; m < M; ++m) weights[m] = splat(p[m * p_stride + t]);
+    for (int v = 0; v < V; ++v) {
+      const Vec row = load<F>(rows + t * stride + v * kLanes);
+      for (int m = 0; m < M; ++m) sums[m][v] += weights[m] * row;
     }
   }
   for (int m = 0; m < M; ++m) {
@@ -397,6 +397,9 @@ void mix_format(const float* p, int64_t p_stride, int64_t M, Matrix rows, int64_
                 int64_t out_stride) {
   const auto* data = static_cast<const typename Stored<F>::Type*>(rows.data);
   int64_t m = 0;
+  for (; m + kTileRows <= M; m += kTileRows) {
+    mix_tile<F, kTileRows>(p + m * p_stride, p_stride, data, rows.stride, T, C, out + m * out_stride, out_stride);
+  }
   for (; m + 2 <= M; m += 2) {
     mix_tile<F, 2>(p + m * p_stride, p_stride, data, rows.stride, T, C, out + m * out_stride, out_stride);
   }
@@ -479,17 +482,32 @@ inline Vec load_up_to(const float* p, int64_t count) {
   return count == kLanes ? load32(p) : load_some<Format::kF32>(p, count);
 }
 
-void softmax(float* x, int64_t count, float scale) {
-  float largest = x[0] * scale;
-  for (int64_t i = 1; i < count; ++i) {
-    const float value = x[i] * scale;
-    largest = value > largest ? value : largest;
+float largest_of(const float* x, int64_t count, float scale) {
+  Vec most = splat(x[0] * scale);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Vec values = load32(x + i) * splat(scale);
+    most = values > most ? values : most;
   }
-  each(count, x, [&](int64_t i, int64_t n) { return exponential(load_up_to(x + i, n) * splat(scale) - splat(largest)); });
+  float largest = most[0];
+  for (int lane = 1; lane < kLanes; ++lane) largest = most[lane] > largest ? most[lane] : largest;
+  for (; i < count; ++i) largest = x[i] * scale > largest ? x[i] * scale : largest;
+  return largest;
+}
+
+void softmax(float* x, int64_t count, float scale) {
+  const Vec largest = splat(largest_of(x, count, scale));
   Vec sums = {};
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) sums += load32(x + i);
-  if (i < count) sums += load_some<Format::kF32>(x + i, count - i);
+  for (; i + kLanes <= count; i += kLanes) {
+    const Vec values = exponential(load32(x + i) * splat(scale) - largest);
+    sums += values;
+    store(x + i, values);
+  }
+  if (i < count) {
+    store_some(x + i, exponential(load_some<Format::kF32>(x + i, count - i) * splat(scale) - largest), count - i);
+    sums += load_some<Format::kF32>(x + i, count - i);
+  }
   const Vec factor = splat(1.0f / total(sums));
   each(count, x, [&](int64_t j, int64_t n) { return load_up_to(x + j, n) * factor; });
 }

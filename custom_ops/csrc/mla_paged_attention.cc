@@ -62,44 +62,51 @@ void attend_absorbed(const Layer& layer, const AttentionTask& task, const float*
   }
 }
 
-// The keys and values of one head, [length, nope + v], made from the latents.
-void expand(const Layer& layer, const Sequence& sequence, int64_t head, float* widened, float* expanded) {
-  const int64_t both = layer.both(), width = layer.rank + layer.rope;
+// An odd number of cache lines: with a power of two, one column of many rows would fall on few sets of the cache.
+int64_t key_stride(int64_t length) { return ceil_div(length, 16) * 16 | 16; }
+
+// One head's keys as columns, [nope + rope, key_stride], so that a row of scores is a sum of rows, and its values
+// [length, v]; made from the latents. `scratch` has room for a block of entries and for W_UK.
+void expand(const Layer& layer, const Sequence& sequence, int64_t head, float* scratch, float* keys, float* values) {
+  const int64_t width = layer.rank + layer.rope, stride = key_stride(sequence.length);
+  const Matrix up = layer.kv_b.row(head * layer.both());
+  float* latents = scratch + layer.nope * layer.rank;
+  for (int64_t i = 0; i < layer.nope; ++i) {
+    isa().widen(up.format, up.row(i).data, scratch + i * layer.rank, layer.rank);
+  }
   layer.plane.runs(sequence, sequence.length, [&](int64_t position, int64_t count, const Matrix& entries) {
-    const float* latents = static_cast<const float*>(entries.data);
-    if (entries.format != Format::kF32) {
-      isa().widen(entries.format, entries.data, widened, count * width);
-      latents = widened;
+    isa().widen(entries.format, entries.data, latents, count * width);
+    isa().dot_rows(scratch, layer.rank, layer.nope, {Format::kF32, latents, width}, count, layer.rank, keys + position,
+                   stride, false);
+    for (int64_t i = 0; i < layer.rope; ++i) {
+      float* line = keys + (layer.nope + i) * stride + position;
+      for (int64_t t = 0; t < count; ++t) line[t] = latents[t * width + layer.rank + i];
     }
-    isa().dot_rows(latents, width, count, layer.kv_b.row(head * both), both, layer.rank, expanded + position * both, both,
+    isa().dot_rows(latents, width, count, up.row(layer.nope), layer.v, layer.rank, values + position * layer.v, layer.v,
                    false);
   });
 }
 
 // score = (q_nope . W_UK c + q_pe . k_pe) * scale,  o = sum_t p_t W_UV c_t, for all rows of a sequence and one head.
 void attend_expanded(const Layer& layer, const Sequence& sequence, int64_t head, const float* q, float* y) {
-  const int64_t both = layer.both(), length = sequence.length, v = layer.v;
-  const int64_t q_stride = layer.heads * layer.q_width(), y_stride = layer.heads * v;
+  const int64_t length = sequence.length, stride = key_stride(length), v = layer.v, width = layer.q_width();
+  const int64_t q_stride = layer.heads * width, y_stride = layer.heads * v;
   const int64_t block = layer.plane.block_size * (layer.rank + layer.rope);
-  float* expanded = thread_floats(length * both + block + kExpandedTile * length);
-  float* scores = expanded + length * both;
-  float* widened = scores + kExpandedTile * length;
-  expand(layer, sequence, head, widened, expanded);
-  const Matrix made{Format::kF32, expanded, both};
+  float* keys = thread_floats(stride * width + length * (v + kExpandedTile) + block + layer.nope * layer.rank);
+  float* values = keys + stride * width;
+  float* scores = values + length * v;
+  expand(layer, sequence, head, scores + length * kExpandedTile, keys, values);
   for (int64_t row = sequence.first; row < sequence.first + sequence.rows; row += kExpandedTile) {
     const int64_t last = min(sequence.first + sequence.rows, row + kExpandedTile), rows = last - row;
     const AttentionTask task{&sequence, row, last, head, 1};
     const int64_t seen = sequence.visible(last - 1);
-    const float* query = q + row * q_stride + head * layer.q_width();
     float* out = y + row * y_stride + head * v;
-    isa().dot_rows(query, q_stride, rows, made, seen, layer.nope, scores, length, false);
-    layer.plane.runs(sequence, seen, [&](int64_t position, int64_t count, const Matrix& entries) {
-      isa().dot_rows(query + layer.nope, q_stride, rows, entries.at(0, layer.rank), count, layer.rope, scores + position,
-                     length, true);
-    });
+    std::memset(scores, 0, static_cast<size_t>(rows * length) * sizeof(float));
+    isa().mix_rows(q + row * q_stride + head * width, q_stride, rows, {Format::kF32, keys, stride}, width, seen, scores,
+                   length);
     causal_softmax(task, scores, length, 1, seen, layer.scale);
     for (int64_t r = 0; r < rows; ++r) std::memset(out + r * y_stride, 0, static_cast<size_t>(v) * sizeof(float));
-    isa().mix_rows(scores, length, rows, made.at(0, layer.nope), seen, v, out, y_stride);
+    isa().mix_rows(scores, length, rows, {Format::kF32, values, v}, seen, v, out, y_stride);
   }
 }
 

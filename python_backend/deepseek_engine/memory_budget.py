@@ -53,3 +53,8 @@ def host_memory() -> int:
     # Without a limit the file says max; outside of a control group there is none.
     except (OSError, ValueError):
         return total
+
+
+def file_bytes(folder: Path, pattern: str) -> int:
+    """Bytes of the files of a folder that are named so."""
+    return sum(path.stat().st_size for path in folder.glob(pattern))

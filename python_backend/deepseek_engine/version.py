@@ -71,12 +71,14 @@ def open_version(folder: Path, *, number: int, home: Path, progress: Progress) -
         from deepseek_engine.scripted.version import open_scripted
 
         return open_scripted(file, number=number)
-    if file.runner is Runner.TORCH:
-        checkpoint = checkpoint_folder(file, home)
-        from deepseek_engine.torch_version import open_torch
+    checkpoint = checkpoint_folder(file, home)
+    if file.runner is Runner.ONNXRUNTIME:
+        from deepseek_engine.onnx_version import open_onnxruntime
 
-        return open_torch(file, checkpoint=checkpoint, progress=progress, threads=compute_threads())
-    raise VersionFileError(f"version.yaml: runner {file.runner.value} is not built into this engine; use runner: torch")
+        return open_onnxruntime(file, checkpoint=checkpoint, home=home, progress=progress, threads=compute_threads())
+    from deepseek_engine.torch_version import open_torch
+
+    return open_torch(file, checkpoint=checkpoint, progress=progress, threads=compute_threads())
 
 
 def checkpoint_folder(file: VersionFile, home: Path) -> Path:

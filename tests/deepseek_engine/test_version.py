@@ -79,7 +79,7 @@ def test_every_layer_of_a_step_is_a_sign_of_life(tmp_path: Path, checkpoint: Pat
     ("settings", "named"),
     [
         ({"checkpoint": "nowhere"}, "nowhere"),
-        ({"runner": "onnxruntime"}, "onnxruntime"),
+        ({"runner": "onnxruntime"}, "export is missing"),
         ({"cache": {"dtype": "float16"}}, "cache.dtype"),
         ({"memory": 1e-6}, "weights alone"),
         ({"device": "cuda:99"}, "cuda:99"),

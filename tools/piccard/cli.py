@@ -60,8 +60,9 @@ def init(
         typer.Option(parser=file_path, metavar="DIR", help="Checkpoint of versions 1 and 2; else the demo's."),
     ] = None,
     runner: Annotated[
-        str, typer.Option(help="torch, or scripted: a double without a model, for fault tests.")
-    ] = "torch",
+        str | None,
+        typer.Option(help="torch, onnxruntime, or scripted, a double without a model; else torch and onnxruntime."),
+    ] = None,
     home: Home = DEFAULT_HOME,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -72,11 +73,13 @@ def init(
     from piccard.home_init import init_home, shipped_versions
     from piccard.installation import demo_checkpoint
 
-    if runner not in list(Runner):
+    if runner is not None and runner not in list(Runner):
         raise OperationError(f"--runner takes {', '.join(Runner)}, not {shown(runner)}", exit_code=2)
     folder = checkpoint or (Path("scripted") if runner == Runner.SCRIPTED else demo_checkpoint())
     name = str(folder) if runner == Runner.SCRIPTED else str(folder.absolute())
-    show(init_home(directory or home, shipped_versions(name, Runner(runner)), dry_run=dry_run), as_json=as_json)
+    versions = shipped_versions(name, None if runner is None else Runner(runner))
+    outcome = init_home(directory or home, versions, dry_run=dry_run, tell=lambda line: typer.echo(line, err=True))
+    show(outcome, as_json=as_json)
 
 
 @app.command()
@@ -122,7 +125,10 @@ def publish(
     ] = None,
     runner: Annotated[str, typer.Option(help="torch, onnxruntime or scripted.")] = "torch",
     ops_library: Annotated[
-        Path | None, typer.Option(parser=file_path, metavar="FILE", help="Custom-op library, for runner onnxruntime.")
+        Path | None,
+        typer.Option(
+            parser=file_path, metavar="FILE", help="Custom-op library of runner onnxruntime; else ours is built."
+        ),
     ] = None,
     linked: Annotated[bool, typer.Option(help="Run the installed engine instead of a snapshot of it.")] = False,
     hash_weights: Annotated[bool, typer.Option(help="Read all weights for their hash.")] = True,

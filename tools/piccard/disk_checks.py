@@ -17,6 +17,7 @@ from piccard_contract.version_file import VersionFile, VersionFileError, read_ve
 from piccard.containment import check_version_folder
 from piccard.durable_file import writer_of
 from piccard.errors import OperationError
+from piccard.exports import remove_unused, unused
 from piccard.finding import Finding
 from piccard.keys import admin_key_path, make_secret, secret_problem
 from piccard.operation import Operation
@@ -25,7 +26,7 @@ from piccard.repository import (
     compile_file,
     version_numbers,
 )
-from piccard.snapshot import CODE_FOLDER, code_hash
+from piccard.snapshot import CODE_FOLDER, code_hash, library_hash
 
 # Of a .pyc's header: bit 0 is hash-based, bit 1 is checked against the source.
 _UNCHECKED_HASH = 0b01
@@ -86,6 +87,14 @@ def leftover_findings(op: Operation) -> Iterator[Finding]:
             "--repair removes it",
             lambda: _remove(unfinished),
         )
+    kept = unused(service.home)
+    if kept:
+        yield Finding(
+            "export",
+            f"{kept[0]} is used by no version",
+            "--repair removes it",
+            lambda: remove_unused(service.home),
+        )
     leftovers = sorted(service.staging.iterdir()) if service.staging.is_dir() else []
     if leftovers:
         yield Finding(
@@ -128,6 +137,19 @@ def _version(op: Operation, number: int, folder: Path, version: VersionFile) -> 
     if version.runner != "scripted" and not (checkpoint / "config.json").is_file():
         yield Finding(
             "checkpoint", f"the checkpoint of version {number} is not at {checkpoint}", "bring it back, or retire it"
+        )
+    if version.export and not (op.service.home / version.export).is_dir():
+        yield Finding(
+            "export",
+            f"the export of version {number} is not at {op.service.home / version.export}",
+            f"publish it again, retire {number}",
+        )
+    library = op.service.home / version.ops_library if version.ops_library else None
+    if library and (not library.is_file() or library_hash(library) != version.hashes.ops_library):
+        yield Finding(
+            "ops-library",
+            f"{library} is not what version {number} was published with",
+            f"publish it again, retire {number}",
         )
     code = folder / CODE_FOLDER
     if not version.linked and version.hashes.code and (not code.is_dir() or code_hash(code) != version.hashes.code):

@@ -11,6 +11,7 @@ from piccard_contract.version_file import Profile, Runner, VersionFile
 
 from piccard.audit import write_audit
 from piccard.errors import OperationError
+from piccard.exports import Tell, with_export
 from piccard.keys import admin_key_path, make_secret
 from piccard.outcome import Outcome
 from piccard.pin import set_pin
@@ -22,19 +23,20 @@ from piccard.state_store import StateStore, operator_lock
 SHIPPED_RATIO = 0.10
 
 
-def shipped_versions(checkpoint: str, runner: Runner = Runner.TORCH) -> dict[int, VersionFile]:
-    """Versions 1 and 2 of a new home: one checkpoint under two engine profiles."""
-    profiles = {1: ("v1.0.0", Profile.BALANCED), 2: ("v1.1.0", Profile.LATENCY)}
+def shipped_versions(checkpoint: str, runner: Runner | None = None) -> dict[int, VersionFile]:
+    """Versions 1 and 2 of a new home: one checkpoint under two runners and engine profiles, or all under `runner`."""
+    settings = {1: ("v1.0.0", Runner.TORCH, Profile.BALANCED), 2: ("v1.1.0", Runner.ONNXRUNTIME, Profile.LATENCY)}
     return {
-        number: VersionFile(label=label, checkpoint=checkpoint, runner=runner, profile=profile, linked=True)
-        for number, (label, profile) in profiles.items()
+        number: VersionFile(label=label, checkpoint=checkpoint, runner=runner or own, profile=profile, linked=True)
+        for number, (label, own, profile) in settings.items()
     }
 
 
-def init_home(home: Path, versions: dict[int, VersionFile], *, dry_run: bool = False) -> Outcome:
+def init_home(home: Path, versions: dict[int, VersionFile], *, dry_run: bool = False, tell: Tell = print) -> Outcome:
     """Make a home with a service `deepseek`: the lowest version is stable, the next the canary at 10 %.
 
-    A home that is there already is left as it is.
+    A home that is there already is left as it is. A version of runner onnxruntime is exported; where that cannot be,
+    torch runs it, and `tell` is called with the reason.
 
     Raises:
         OperationError: the folder cannot be made or written.
@@ -56,10 +58,19 @@ def init_home(home: Path, versions: dict[int, VersionFile], *, dry_run: bool = F
         raise OperationError(f"{home} is read-only for you; name another folder with --home")
     versions = {number: _with_code(version) for number, version in versions.items()}
     with operator_lock(home):
+        versions = {number: _with_export(service, version, tell) for number, version in versions.items()}
         make_service(service, versions, canary=numbers[1] if len(numbers) > 1 else None)
         make_secret(admin_key_path(service.home))
         write_audit(service, what, {}, outcome.after)
     return outcome
+
+
+def _with_export(service: Service, version: VersionFile, tell: Tell) -> VersionFile:
+    try:
+        return with_export(service, version, service.home / version.checkpoint, tell)
+    except OperationError as error:
+        tell(f"{version.label} is served with runner torch: {error}")
+        return version.model_copy(update={"runner": Runner.TORCH})
 
 
 def _with_code(version: VersionFile) -> VersionFile:

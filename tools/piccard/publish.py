@@ -16,11 +16,12 @@ from pydantic import ValidationError
 from piccard.checkpoint_folder import check_checkpoint, recorded_path
 from piccard.durable_file import sync_folder
 from piccard.errors import OperationError
+from piccard.exports import remove_unused, with_export
 from piccard.home_init import make_service, remove_service
 from piccard.operation import Operation
 from piccard.outcome import Outcome
 from piccard.repository import compile_file, write_version
-from piccard.snapshot import checkpoint_hashes, copy_code, installed_code_hash, library_hash
+from piccard.snapshot import checkpoint_hashes, copy_code, installed_code_hash
 from piccard.triton_control import TritonControl
 from piccard.version_loading import forget, load_version
 
@@ -55,6 +56,16 @@ def publish(op: Operation, publication: Publication) -> Outcome:
             fails its probe, and it is marked failed.
     """
     version = _version_file(op, publication)
+    try:
+        if not op.dry_run:
+            version = with_export(op.service, version, publication.checkpoint, op.tell)
+        return _publish(op, publication, version)
+    except BaseException:
+        remove_unused(op.service.home)
+        raise
+
+
+def _publish(op: Operation, publication: Publication, version: VersionFile) -> Outcome:
     if not op.store.exists:
         return _publish_service(op, version)
     state = _without_interrupted(op)
@@ -109,20 +120,15 @@ def _version_file(op: Operation, publication: Publication) -> VersionFile:
         )
     except ValidationError as error:
         raise OperationError(explain(error), exit_code=2) from error
-    if version.runner is Runner.ONNXRUNTIME and not (version.ops_library and Path(version.ops_library).is_file()):
-        raise OperationError("runner onnxruntime needs --ops-library, the path of the custom-op library", exit_code=2)
-    return version.model_copy(update={"hashes": _hashes(version, publication, scripted=scripted)})
+    if version.ops_library is not None and version.runner is not Runner.ONNXRUNTIME:
+        raise OperationError("--ops-library is for --runner onnxruntime", exit_code=2)
+    return version.model_copy(update={"hashes": _hashes(publication, scripted=scripted)})
 
 
-def _hashes(version: VersionFile, publication: Publication, *, scripted: bool) -> Hashes:
+def _hashes(publication: Publication, *, scripted: bool) -> Hashes:
     parts = Hashes() if scripted else checkpoint_hashes(publication.checkpoint, weights=publication.hash_weights)
-    return parts.model_copy(
-        update={
-            # A linked version's says what it was published with; what it runs is whatever is installed.
-            "code": installed_code_hash(),
-            "ops_library": library_hash(Path(version.ops_library)) if version.ops_library else None,
-        }
-    )
+    # A linked version's says what it was published with; what it runs is whatever is installed.
+    return parts.model_copy(update={"code": installed_code_hash()})
 
 
 def _same(op: Operation, state: ServiceState, version: VersionFile, label: str | None) -> int | None:

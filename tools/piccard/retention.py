@@ -7,6 +7,7 @@ from piccard_contract.lifecycle import KEPT_RETIRED, ServiceState, VersionState
 from piccard_contract.live_state import LiveState
 from piccard_contract.process_lock import is_held
 
+from piccard.exports import remove_unused
 from piccard.operation import Operation
 from piccard.repository import stable_target
 from piccard.version_loading import forget
@@ -54,4 +55,5 @@ def _forget(op: Operation, version: int) -> None:
     finally:
         live.close()
     service.process_lock(owner).unlink(missing_ok=True)
+    remove_unused(service.home)
     forget(op.store, version)

@@ -50,6 +50,11 @@ def checkpoint_hashes(checkpoint: Path, *, weights: bool = True) -> Hashes:
     )
 
 
+def export_hash(folder: Path) -> str:
+    """SHA-256 over the names and hashes of an export's files."""
+    return _files_hash(sorted(folder.iterdir()))
+
+
 def library_hash(path: Path) -> str:
     """SHA-256 of a custom-op library."""
     return _file_hash(path)

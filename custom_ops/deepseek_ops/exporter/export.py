@@ -1,4 +1,4 @@
-"""A checkpoint's folder in, a folder with model.onnx and its weights out."""
+"""A checkpoint's folder in, a folder with model.onnx, head.onnx and their weights out."""
 
 import shutil
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from deepseek_ops.exporter.weight_files import WeightFiles
 from deepseek_ops.schemas import register_schemas
 
 MODEL_FILE = "model.onnx"
+HEAD_FILE = "head.onnx"
 
 
 class ExportError(RuntimeError):
@@ -22,7 +23,7 @@ class ExportError(RuntimeError):
 
 
 def export(checkpoint: Path, out: Path, progress: Callable[[str], None] | None = None) -> Path:
-    """Write the model; returns its path. Weights keep the checkpoint's own type, and the model passes onnx.checker.
+    """Write the model; returns its folder. Weights keep the checkpoint's own type, and the graphs pass onnx.checker.
 
     `progress` is called with the name of each part that is begun. What fails leaves no folder behind.
 
@@ -40,17 +41,18 @@ def export(checkpoint: Path, out: Path, progress: Callable[[str], None] | None =
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
-        model = ModelWriter(config, weights, WeightFiles(work, progress)).write()
-        path = work / MODEL_FILE
-        path.write_bytes(model.SerializeToString())
+        graphs = ModelWriter(config, weights, WeightFiles(work, progress)).write()
         register_schemas()
-        # From its path: so the checker finds the files too, and a model may be larger than one message.
-        onnx.checker.check_model(str(path), full_check=True)
+        for name, graph in zip((MODEL_FILE, HEAD_FILE), graphs, strict=True):
+            path = work / name
+            path.write_bytes(graph.SerializeToString())
+            # From its path: so the checker finds the files too, and a model may be larger than one message.
+            onnx.checker.check_model(str(path), full_check=True)
         work.rename(out)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
-    return out / MODEL_FILE
+    return out
 
 
 def stored_dtype(checkpoint: Path) -> torch.dtype:

@@ -19,12 +19,14 @@ _BATCH = ("block_tables", "query_starts", "context_lengths")
 
 @dataclass(slots=True)
 class ModelWriter:
-    """Writes one model.
+    """Writes one model in two graphs, so that whoever runs it chooses the rows whose logits are worth their room.
 
-    Inputs: token_ids, positions int64 [T]; block_tables [R, M], query_starts [R + 1], context_lengths [R], int64, as
-    DeepSeekPagedAttention takes them; logits_indices int64 [N], the rows whose logits are wanted; and a cache a layer
-    and plane, float [B, S, width]. Outputs: logits float [N, vocabulary], and the caches under their names with _out,
-    which have to be bound to the same memory.
+    The body. Inputs: token_ids, positions int64 [T]; block_tables [R, M], query_starts [R + 1], context_lengths [R],
+    int64, as DeepSeekPagedAttention takes them; and a cache a layer and plane, float [B, S, width]. Outputs: hidden
+    float [T, hidden size], after the last norm, and the caches under their names with _out, which have to be bound to
+    the same memory.
+
+    The head. Input: hidden float [N, hidden size], any rows of the body's. Output: logits float [N, vocabulary].
     """
 
     config: ModelConfig
@@ -32,8 +34,8 @@ class ModelWriter:
     files: WeightFiles
     graph: GraphBuilder = field(default_factory=GraphBuilder)
 
-    def write(self) -> onnx.ModelProto:
-        """All layers' weights and the model, whose weights lie in the files."""
+    def write(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+        """Body and head; all their weights lie in the files."""
         config, graph = self.config, self.graph
         self._inputs()
         self.files.begin("embedding")
@@ -47,15 +49,22 @@ class ModelWriter:
             self.files.begin(f"layer_{layer:03}")
             hidden = self._layer(f"model.layers.{layer}", layer, hidden)
         self.files.begin("head")
-        hidden = self._norm("model.norm", hidden, config.hidden_size)
-        hidden = graph.standard("Gather", "last", hidden, "logits_indices", axis=0)
-        if not config.tie_word_embeddings:
-            table = self._weight("lm_head.weight", *vocabulary)
-        graph.deepseek("DeepSeekMatMul", "lm_head", {"x": hidden, "weight": table}, {"y": "logits"})
-        graph.output("logits", _FLOAT, "N", config.vocab_size)
+        self._norm("model.norm", hidden, config.hidden_size, output="hidden")
+        graph.output("hidden", _FLOAT, "T", config.hidden_size)
         self._cache_outputs()
+        body = graph.model(config.architecture, list(self.files.tensors))
+        head = self._head(table)
         self.files.finish()
-        return graph.model(config.architecture, self.files.tensors)
+        return body, head
+
+    def _head(self, table: str) -> onnx.ModelProto:
+        config, graph = self.config, GraphBuilder()
+        if not config.tie_word_embeddings:
+            table = self._weight("lm_head.weight", config.vocab_size, config.hidden_size)
+        graph.input("hidden", _FLOAT, "N", config.hidden_size)
+        graph.deepseek("DeepSeekMatMul", "lm_head", {"x": "hidden", "weight": table}, {"y": "logits"})
+        graph.output("logits", _FLOAT, "N", config.vocab_size)
+        return graph.model(f"{config.architecture}.head", [each for each in self.files.tensors if each.name == table])
 
     @property
     def _deepseek(self) -> DeepseekConfig:
@@ -70,7 +79,7 @@ class ModelWriter:
         return {"latent": self._deepseek.kv_lora_rank + self._deepseek.qk_rope_head_dim}
 
     def _inputs(self) -> None:
-        for name, sizes in (("token_ids", ["T"]), ("positions", ["T"]), ("logits_indices", ["N"])):
+        for name, sizes in (("token_ids", ["T"]), ("positions", ["T"])):
             self.graph.input(name, _INT64, *sizes)
         for name, sizes in zip(_BATCH, (["R", "M"], ["R_and_1"], ["R"]), strict=True):
             self.graph.input(name, _INT64, *sizes)
@@ -214,11 +223,14 @@ class ModelWriter:
         inputs["bias"] = self._weight(f"{name}.bias", outputs) if bias else None
         return self.graph.deepseek("DeepSeekMatMul", name, {**inputs, "residual": residual})[0]
 
-    def _norm(self, name: str, x: str, width: int, epsilon: float | None = None, *, heads: int = 1) -> str:
+    def _norm(
+        self, name: str, x: str, width: int, epsilon: float | None = None, *, heads: int = 1, output: str | None = None
+    ) -> str:
         return self.graph.deepseek(
             "DeepSeekRMSNorm",
             name,
             {"x": x, "weight": self._weight(f"{name}.weight", width)},
+            {"y": output} if output else None,
             epsilon=self.config.rms_norm_eps if epsilon is None else epsilon,
             num_heads=heads,
         )[0]

@@ -10,6 +10,7 @@ from torch import Tensor
 from deepseek_engine.batch import Batch
 from deepseek_engine.cache_spec import Cache, CacheSpec
 from deepseek_engine.models.config import Fields, ModelConfig
+from deepseek_engine.models.decoder import Decoder
 from deepseek_engine.models.errors import CheckpointError
 from deepseek_engine.models.registry import build_model, read_model_config
 from deepseek_engine.models.weights import Checkpoint
@@ -18,14 +19,9 @@ __all__ = ["CheckpointError", "Model", "ModelConfig", "load_config", "load_model
 
 
 class Model(Protocol):
-    """A causal language model whose state is a paged cache.
-
-    Attributes:
-        on_layer: called after each layer of a `forward`, so that a long one is known to get on.
-    """
+    """A causal language model whose state is a paged cache."""
 
     config: ModelConfig
-    on_layer: Callable[[], None]
 
     def cache_spec(self) -> CacheSpec:
         """The planes that `forward` needs."""
@@ -48,7 +44,7 @@ def load_model(
     dtype: torch.dtype,
     device: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
-) -> Model:
+) -> Decoder:
     """The model in a Hugging Face folder: config.json, and model.safetensors or its shards and their index.
 
     dtype: what weights and activations are converted to; where the file already has it, unfused weights stay mapped.

@@ -7,8 +7,8 @@ import onnx
 import pytest
 import torch
 from deepseek_engine.models import CheckpointError, load_model
-from deepseek_ops.exporter.export import MODEL_FILE, ExportError, export
-from exported_model import ExportedModel
+from deepseek_engine.runners.onnxruntime import OnnxModel
+from deepseek_ops.exporter.export import HEAD_FILE, MODEL_FILE, ExportError, export
 from paged_sequences import PagedSequences
 from random_checkpoints import FAMILIES, VARIANTS, make_checkpoint, random_token_ids
 from torch import Tensor
@@ -46,20 +46,25 @@ def test_logits_are_the_engines(
 ) -> None:
     folder = checkpoint_folder(family)
     model = load_model(folder, dtype=torch.float32)
-    path = export(folder, tmp_path / "out")
-    for got, expected in zip(run(ExportedModel(path, library, model)), run(model), strict=True):
+    made = export(folder, tmp_path / "out")
+    for got, expected in zip(run(OnnxModel(made, library, model.config, threads=1)), run(model), strict=True):
         torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
         assert torch.equal(got.argmax(-1), expected.argmax(-1))
 
 
-def test_the_graph_holds_nothing_but_our_operators(exported: Path) -> None:
-    model = onnx.load(exported, load_external_data=False)
-    others = {node.op_type for node in model.graph.node if node.domain != "com.deepseek"}
+@pytest.mark.parametrize("name", [MODEL_FILE, HEAD_FILE])
+def test_the_graphs_hold_nothing_but_our_operators(exported: Path, name: str) -> None:
+    graph = onnx.load(exported / name, load_external_data=False).graph
+    others = {node.op_type for node in graph.node if node.domain != "com.deepseek"}
     assert others <= {"MatMul", "Gather", "Cast"}
-    assert all(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer)
-    assert sorted(path.name for path in exported.parent.iterdir()) == [
+    assert all(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in graph.initializer)
+
+
+def test_files_are_named_by_their_part(exported: Path) -> None:
+    assert sorted(path.name for path in exported.iterdir()) == [
         "embedding.data",
         "head.data",
+        HEAD_FILE,
         "layer_000.data",
         "layer_001.data",
         "layer_002.data",
@@ -72,13 +77,14 @@ def test_weights_keep_their_type(library: Path, checkpoint_folder: Callable[[str
 
     halved = tmp_path / "halved"
     AutoModelForCausalLM.from_pretrained(checkpoint_folder("v3"), dtype=torch.bfloat16).save_pretrained(halved)
-    path = export(halved, tmp_path / "out")
-    kinds = {tensor.name: tensor.data_type for tensor in onnx.load(path, load_external_data=False).graph.initializer}
+    made = export(halved, tmp_path / "out")
+    graphs = [onnx.load(made / name, load_external_data=False).graph for name in (MODEL_FILE, HEAD_FILE)]
+    kinds = {tensor.name: tensor.data_type for graph in graphs for tensor in graph.initializer}
     single = {name for name, kind in kinds.items() if kind == onnx.TensorProto.FLOAT}
     assert all(name == "inv_freq" or name.endswith("e_score_correction_bias") for name in single)
     assert set(kinds.values()) == {onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16}
     model = load_model(halved, dtype=torch.float32)
-    for got, expected in zip(run(ExportedModel(path, library, model)), run(model), strict=True):
+    for got, expected in zip(run(OnnxModel(made, library, model.config, threads=1)), run(model), strict=True):
         torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 

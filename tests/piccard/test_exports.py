@@ -1,0 +1,143 @@
+"""Versions with runner onnxruntime in a home: what publish, init, doctor and retire do with exports and libraries."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from operations import operation_of
+from piccard.doctor import findings
+from piccard.exports import remove_unused, unused
+from piccard.home_init import init_home, shipped_versions
+from piccard.snapshot import export_hash, library_hash
+from piccard_contract.home import Service
+from piccard_contract.version_file import Runner, VersionFile, read_version_file
+
+Piccard = Callable[..., "subprocess.CompletedProcess[str]"]
+
+pytestmark = pytest.mark.usefixtures("library")
+
+
+@pytest.fixture
+def publish(service: Service, piccard: Piccard, checkpoint: Path) -> Callable[..., VersionFile]:
+    """Publishes with runner onnxruntime; returns the newest version's file."""
+
+    def run(*options: str) -> VersionFile:
+        piccard(service.home, "publish", str(checkpoint), "--runner=onnxruntime", *options)
+        newest = max(int(path.name) for path in service.llm_folder.glob("[0-9]*"))
+        return read_version_file(service.version_folder(newest))
+
+    return run
+
+
+def named(service: Service, version: VersionFile) -> tuple[Path, Path]:
+    """Export and library of a version."""
+    assert version.export
+    assert version.ops_library
+    return service.home / version.export, service.home / version.ops_library
+
+
+def test_export_and_library_are_kept_under_their_hashes(
+    service: Service, publish: Callable[..., VersionFile], library: Path
+) -> None:
+    version = publish()
+    export, kept = named(service, version)
+    assert (version.export, version.ops_library) == (f"exports/{export.name}", f"exports/{kept.name}")
+    assert version.hashes.export == export.name == export_hash(export)
+    assert version.hashes.ops_library == kept.stem == library_hash(library)
+    assert sorted(path.name for path in service.exports.iterdir()) == sorted([export.name, kept.name])
+    assert unused(service.home) == []
+
+
+def test_the_same_is_published_once(service: Service, publish: Callable[..., VersionFile]) -> None:
+    first, again = publish(), publish()
+    assert first == again
+    assert len(list(service.exports.iterdir())) == 2
+    other = publish("--profile=latency", "--label=v9")
+    assert (other.export, other.ops_library) == (first.export, first.ops_library)
+    assert len(list(service.exports.iterdir())) == 2
+
+
+def test_a_dry_run_exports_nothing(service: Service, piccard: Piccard, checkpoint: Path) -> None:
+    piccard(service.home, "publish", str(checkpoint), "--runner=onnxruntime", "--dry-run")
+    assert not service.exports.exists()
+
+
+def test_a_library_of_ones_own_is_copied(service: Service, piccard: Piccard, checkpoint: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.so"
+    own.write_bytes(b"mine")
+    piccard(service.home, "publish", str(checkpoint), "--runner=onnxruntime", f"--ops-library={own}")
+    _, kept = named(service, read_version_file(service.version_folder(3)))
+    own.write_bytes(b"built again")
+    assert kept.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--runner=onnxruntime", "--ops-library=/nowhere/ops.so"], "--ops-library /nowhere/ops.so is no file"),
+        (["--runner=torch", "--ops-library=/nowhere/ops.so"], "--ops-library is for --runner onnxruntime"),
+        (["--runner=onnxruntime", "--label=v1.0.0"], "label v1.0.0 is that of version 1"),
+    ],
+)
+def test_what_is_refused_leaves_nothing(
+    service: Service, piccard: Piccard, checkpoint: Path, options: list[str], told: str
+) -> None:
+    result = piccard(service.home, "publish", str(checkpoint), *options, check=False)
+    assert result.returncode in (1, 2)
+    assert told in result.stderr
+    assert not service.exports.exists() or not list(service.exports.iterdir())
+
+
+def test_what_no_version_names_is_found_and_removed(service: Service, publish: Callable[..., VersionFile]) -> None:
+    version = publish()
+    (service.exports / "0" / "part").mkdir(parents=True)
+    found = next(each for each in findings(operation_of(service)) if each.trap == "export")
+    assert "exports/0 is used by no version" in found.problem
+    assert found.repair
+    found.repair()
+    assert unused(service.home) == []
+    shutil.rmtree(service.version_folder(3))
+    assert unused(service.home) == sorted(named(service, version))
+    remove_unused(service.home)
+    assert list(service.exports.iterdir()) == []
+
+
+def test_a_version_that_cannot_be_read_keeps_what_there_is(
+    service: Service, publish: Callable[..., VersionFile]
+) -> None:
+    """A newer Piccard may have written it, and names what this one does not see."""
+    version = publish()
+    file = service.version_folder(3) / "version.yaml"
+    file.write_text(file.read_text().replace("schema: 1", "schema: 2"))
+    remove_unused(service.home)
+    assert all(path.exists() for path in named(service, version))
+
+
+def test_doctor_finds_what_is_gone_or_changed(service: Service, publish: Callable[..., VersionFile]) -> None:
+    export, kept = named(service, publish())
+    traps = {each.trap for each in findings(operation_of(service))}
+    kept.write_bytes(kept.read_bytes() + b"\0")
+    export.rename(export.with_name(".moved"))
+    now = {each.trap: each.problem for each in findings(operation_of(service))}
+    assert now.keys() - traps >= {"export", "ops-library"}
+    assert "is not what version 3 was published with" in now["ops-library"]
+
+
+def test_a_new_home_has_two_implementations(tmp_path: Path, checkpoint: Path) -> None:
+    home = tmp_path / "home"
+    init_home(home, shipped_versions(str(checkpoint)))
+    versions = [read_version_file(Service(home).version_folder(number)) for number in (1, 2)]
+    assert [version.runner for version in versions] == [Runner.TORCH, Runner.ONNXRUNTIME]
+    assert all(path.exists() for path in named(Service(home), versions[1]))
+
+
+def test_a_new_home_does_without_a_compiler(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    told: list[str] = []
+    init_home(tmp_path / "home", shipped_versions(str(checkpoint)), tell=told.append)
+    version = read_version_file(Service(tmp_path / "home").version_folder(2))
+    assert (version.runner, version.export) == (Runner.TORCH, None)
+    assert told[-1].startswith("v1.1.0 is served with runner torch: CXX names 'no-such-compiler'")
