@@ -4,7 +4,8 @@ running streams.
     python benchmarks/engine_vs_transformers.py [CHECKPOINT] [--batch 1 8] [--repeats 5] [--threads N]
 
 All sides continue the same random prompts greedily, prefill included, in one process and by turns, so that whatever
-else the machine does falls on all; medians are compared. The engine's time is that of `Engine.step` with sampling,
+else the machine does falls on all; medians are compared. Decoding is told apart: from when every prompt has its first
+token. The engine's time is that of `Engine.step` with sampling,
 detokenising and outputs; transformers' is `generate` with its cache, without detokenising. CHECKPOINT is assets/demo
 where that is complete, and else a random one of its architecture and size; runner onnxruntime takes its export.
 
@@ -40,7 +41,7 @@ from model_step import random_checkpoint
 from piccard_contract.sampling import SamplingParams
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "assets" / "demo"
@@ -56,7 +57,7 @@ SAMPLING = {
 }
 
 
-# Runner and batch size -> times transformers' tokens a second.
+# Runner and batch size -> times transformers' tokens a second; with torch prefill included, with onnxruntime decoding.
 TARGETS = {("torch", 1): 2.5, ("torch", 8): 3.0, ("onnxruntime", 1): 6.0, ("onnxruntime", 8): 10.0}
 
 
@@ -69,6 +70,9 @@ class Speed:
     engine: float
     transformers: float
     ratio: float
+    engine_decoding: float
+    transformers_decoding: float
+    decoding_ratio: float
     target: float | None
     equal_tokens: float
 
@@ -210,53 +214,80 @@ def measure_speed(
 ) -> list[Speed]:
     """Medians over `repeats` turns after one that is not counted; every turn has prompts of its own."""
     engines = {runner: make_engine(model, tokenizer) for runner, model in models.items()}
-    ours: dict[str, list[float]] = {runner: [] for runner in engines}
+    ours: dict[str, list[tuple[float, float]]] = {runner: [] for runner in engines}
     equal: dict[str, list[float]] = {runner: [] for runner in engines}
-    theirs = []
+    theirs: list[tuple[float, float]] = []
     for turn in range(repeats + 1):
         generator = torch.Generator().manual_seed(turn)
         prompts = torch.randint(2, oracle.config.vocab_size, (batch, prompt), generator=generator)
         turns = {runner: our_turn(engine, prompts.tolist(), tokens) for runner, engine in engines.items()}
-        their_seconds, expected = their_turn(oracle, prompts, tokens)
+        speeds, expected = their_turn(oracle, prompts, tokens)
         if not turn:
             continue
-        theirs.append(batch * tokens / their_seconds)
-        for runner, (seconds, produced) in turns.items():
-            ours[runner].append(batch * tokens / seconds)
+        theirs.append(speeds)
+        for runner, (our_speeds, produced) in turns.items():
+            ours[runner].append(our_speeds)
             equal[runner].append(sum(map(agreement, produced, expected)) / batch)
-    their_speed = statistics.median(theirs)
-    return [
-        Speed(
-            runner,
-            batch,
-            statistics.median(speeds),
-            their_speed,
-            statistics.median(speeds) / their_speed,
-            TARGETS.get((runner, batch)),
-            statistics.mean(equal[runner]),
+    found = []
+    their_all, their_decoding = medians(theirs)
+    for runner, several in ours.items():
+        whole, decoding = medians(several)
+        target, same = TARGETS.get((runner, batch)), statistics.mean(equal[runner])
+        ratios = (whole / their_all, decoding / their_decoding)
+        found.append(
+            Speed(runner, batch, whole, their_all, ratios[0], decoding, their_decoding, ratios[1], target, same)
         )
-        for runner, speeds in ours.items()
-    ]
+    return found
 
 
-def our_turn(engine: Engine, prompts: list[list[int]], tokens: int) -> tuple[float, list[list[int]]]:
+def medians(speeds: list[tuple[float, float]]) -> tuple[float, float]:
+    """Of each of the two."""
+    return statistics.median(first for first, _ in speeds), statistics.median(second for _, second in speeds)
+
+
+def our_turn(engine: Engine, prompts: list[list[int]], tokens: int) -> tuple[tuple[float, float], list[list[int]]]:
+    """Tokens a second, of all the time and of decoding alone, and the tokens."""
     produced: dict[str, list[int]] = {str(place): [] for place in range(len(prompts))}
     started = time.perf_counter()
     for name, prompt in zip(produced, prompts, strict=True):
         engine.add(EngineRequest(name, prompt, greedy(tokens)))
+    decoding, before = 0.0, 0
     while engine.has_work():
         for output in engine.step():
             produced[output.request_id].extend(output.token_ids)
-    return time.perf_counter() - started, list(produced.values())
+        if not decoding and all(produced.values()):
+            decoding, before = time.perf_counter(), sum(map(len, produced.values()))
+    ended, count = time.perf_counter(), sum(map(len, produced.values()))
+    return (count / (ended - started), (count - before) / (ended - decoding)), list(produced.values())
 
 
-def their_turn(oracle: Any, prompts: torch.Tensor, tokens: int) -> tuple[float, list[list[int]]]:
-    mask = torch.ones_like(prompts)
+class FirstToken(StoppingCriteria):
+    """Stops nothing, and notes when it was first asked: when every prompt had one token."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.time = self.time or time.perf_counter()
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def their_turn(oracle: Any, prompts: torch.Tensor, tokens: int) -> tuple[tuple[float, float], list[list[int]]]:
+    """As ours."""
+    mask, first = torch.ones_like(prompts), FirstToken()
     started = time.perf_counter()
     output = oracle.generate(
-        prompts, attention_mask=mask, max_new_tokens=tokens, do_sample=False, use_cache=True, pad_token_id=0
+        prompts,
+        attention_mask=mask,
+        max_new_tokens=tokens,
+        do_sample=False,
+        use_cache=True,
+        pad_token_id=0,
+        stopping_criteria=StoppingCriteriaList([first]),
     )
-    return time.perf_counter() - started, output[:, prompts.shape[1] :].tolist()
+    ended, batch = time.perf_counter(), len(prompts)
+    speeds = (batch * tokens / (ended - started), batch * (tokens - 1) / (ended - first.time))
+    return speeds, output[:, prompts.shape[1] :].tolist()
 
 
 def agreement(ours: list[int], theirs: list[int]) -> float:
@@ -376,14 +407,15 @@ def chunk_seconds(model: Model, tokenizer: Tokenizer, name: str, prompt: list[in
 
 
 def print_speeds(speeds: list[Speed]) -> None:
-    print(
-        f"{'runner':>11} {'batch':>5} {'engine tok/s':>12} {'transformers':>12} {'ratio':>6} {'target':>6} {'same':>6}"
-    )
+    print(f"{'':>17} {'with prefill tok/s':>28} {'decoding tok/s':>28}")
+    head = f"{'engine':>10} {'transformers':>12} {'x':>5}"
+    print(f"{'runner':>11} {'batch':>5} {head} {head} {'target':>6} {'same':>6}")
     for one in speeds:
         target = "" if one.target is None else f"{one.target:.1f}"
         print(
-            f"{one.runner:>11} {one.batch:5} {one.engine:12.1f} {one.transformers:12.1f} {one.ratio:6.2f} {target:>6} "
-            f"{one.equal_tokens:6.1%}"
+            f"{one.runner:>11} {one.batch:5} {one.engine:10.1f} {one.transformers:12.1f} {one.ratio:5.2f}"
+            f" {one.engine_decoding:10.1f} {one.transformers_decoding:12.1f} {one.decoding_ratio:5.2f}"
+            f" {target:>6} {one.equal_tokens:6.1%}"
         )
 
 

@@ -16,12 +16,6 @@ from torch import Tensor
 TOLERANCE = 2e-4
 
 
-@pytest.fixture(scope="module")
-def exported(checkpoint_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the smallest DeepSeek-V3."""
-    return export(checkpoint_folder("v3"), tmp_path_factory.mktemp("exports") / "v3")
-
-
 def run(model: object) -> list[Tensor]:
     """Prompts of three sequences, one of them in two chunks beside a decoding one, then steps of one token."""
     sequences = PagedSequences(model, [90, 40, 60], poison=float("nan"))  # type: ignore[arg-type]
@@ -42,26 +36,26 @@ def run(model: object) -> list[Tensor]:
 
 @pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
 def test_logits_are_the_engines(
-    library: Path, family: str, checkpoint_folder: Callable[[str], Path], tmp_path: Path
+    library: Path, family: str, checkpoint_folder: Callable[[str], Path], export_folder: Callable[[str], Path]
 ) -> None:
-    folder = checkpoint_folder(family)
-    model = load_model(folder, dtype=torch.float32)
-    made = export(folder, tmp_path / "out")
-    for got, expected in zip(run(OnnxModel(made, library, model.config, threads=1)), run(model), strict=True):
+    model = load_model(checkpoint_folder(family), dtype=torch.float32)
+    for got, expected in zip(
+        run(OnnxModel(export_folder(family), library, model.config, threads=1)), run(model), strict=True
+    ):
         torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
         assert torch.equal(got.argmax(-1), expected.argmax(-1))
 
 
 @pytest.mark.parametrize("name", [MODEL_FILE, HEAD_FILE])
-def test_the_graphs_hold_nothing_but_our_operators(exported: Path, name: str) -> None:
-    graph = onnx.load(exported / name, load_external_data=False).graph
+def test_the_graphs_hold_nothing_but_our_operators(export_folder: Callable[[str], Path], name: str) -> None:
+    graph = onnx.load(export_folder("v3") / name, load_external_data=False).graph
     others = {node.op_type for node in graph.node if node.domain != "com.deepseek"}
     assert others <= {"MatMul", "Gather", "Cast"}
     assert all(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in graph.initializer)
 
 
-def test_files_are_named_by_their_part(exported: Path) -> None:
-    assert sorted(path.name for path in exported.iterdir()) == [
+def test_files_are_named_by_their_part(export_folder: Callable[[str], Path]) -> None:
+    assert sorted(path.name for path in export_folder("v3").iterdir()) == [
         "embedding.data",
         "head.data",
         HEAD_FILE,
