@@ -14,8 +14,8 @@ library with the machine's C++ compiler and prints its path, which carries the S
 `SessionOptions.register_custom_ops_library(path)` loads it.
 
 What there is: CPU kernels for x86-64 (AVX2, AVX-512, chosen at run time; the variable PICCARD_OPS_ISA asks for a lower
-one: generic, avx2) and a portable form for other processors. What there is not yet: CUDA kernels, a runner that serves
-with the library, packed cache formats.
+one: generic, avx2) and a portable form for other processors. What there is not yet: CUDA kernels, packed cache formats.
+`piccard publish CHECKPOINT --runner onnxruntime` serves a checkpoint with them, on a CPU.
 
 A type or shape that is known when a session is made and that an operator does not take fails there, naming operator,
 node and constraint; one that is not known fails the run. Sizes are formulas: a bare name that is no attribute is the
