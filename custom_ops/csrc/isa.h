@@ -28,6 +28,22 @@ struct Matrix {
   }
 };
 
+// Columns that the loops take at once, and of them the most groups that may have a scale.
+constexpr int64_t kIsaColumns = 1024;
+constexpr int64_t kInt4Group = 32;
+constexpr int64_t kInt4Groups = kIsaColumns / kInt4Group;
+// Rows of x up to which dot_int4 is sooner done than unpacking for all of them.
+constexpr int64_t kInt4Rows = 16;
+
+// Weights of four bits, two columns a byte: w = (q - zero) * scale of the column's group.
+struct Int4Rows {
+  const uint8_t* q;
+  int64_t q_stride;      // Bytes from row to row.
+  Matrix scales;         // [rows, groups]
+  const uint8_t* zeros;  // As scales; null for 8.
+  int64_t group_size;
+};
+
 struct Isa {
   const char* name;
   // out[m, n] = sum_k x[m, k] w[n, k], or added to out where `add`.
@@ -52,6 +68,9 @@ struct Isa {
   void (*added)(const float* x, float* out, int64_t count);
   // out = (q - zero) * scale for `count` packed values of 4 bits, the first in the low half
   void (*int4)(const uint8_t* q, float zero, float scale, float* out, int64_t count);
+  // dot_rows for at most kInt4Rows rows of x and groups of a multiple of kInt4Group columns that kIsaColumns is one of.
+  void (*dot_int4)(const float* x, int64_t x_stride, int64_t M, const Int4Rows& w, int64_t N, int64_t K, float* out,
+                   int64_t out_stride);
   // out = e4m3(bytes) * scale
   void (*fp8)(const uint8_t* bytes, float scale, float* out, int64_t count);
 };

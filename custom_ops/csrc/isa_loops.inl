@@ -17,7 +17,7 @@ namespace {
 constexpr int kLanes = PICCARD_LANES;
 constexpr int kWidthRows = 4;                          // Weight rows that are read together.
 constexpr int kTileRows = kLanes == 16 ? 6 : 3;        // Rows of x that a loaded weight serves.
-constexpr int64_t kTileColumns = 1024;                 // Columns that are widened at once,
+constexpr int64_t kTileColumns = kIsaColumns;          // Columns that are widened at once,
 constexpr int64_t kTileBatch = 48;                     // and for how many rows of x before the next.
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
@@ -577,6 +577,8 @@ void int4(const uint8_t* q, float zero, float scale, float* out, int64_t count) 
   std::memcpy(out + i, rest, static_cast<size_t>(count - i) * sizeof(float));
 }
 
+#include "int4_loops.inl"
+
 void fp8(const uint8_t* bytes, float scale, float* out, int64_t count) {
   // Exponent and mantissa move to their places in a float, whose bias is 120 larger: 2^120, in two exact steps.
   const Vec rebias = splat(bits<float>(uint32_t{0x7b800000}));
@@ -603,6 +605,6 @@ void fp8(const uint8_t* bytes, float scale, float* out, int64_t count) {
 
 extern const Isa PICCARD_ISA;
 const Isa PICCARD_ISA = {PICCARD_ISA_NAME, dot_rows, mix_rows,       widen,  narrow,  softmax, sigmoid, swiglu,
-                         sum_of_squares,   scaled,   product, added, int4, fp8};
+                         sum_of_squares,   scaled,   product, added, int4, dot_int4, fp8};
 
 }  // namespace piccard

@@ -6,7 +6,7 @@ import json
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -349,14 +349,19 @@ def generate(
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="Folder of a Hugging Face checkpoint.")],
     out: Annotated[Path, typer.Argument(help="The folder to make.")],
+    quantize: Annotated[
+        Literal["int4"] | None, typer.Option(help="Pack products and experts; else weights keep their type.")
+    ] = None,
 ) -> None:
-    """Write a checkpoint as an ONNX model over the com.deepseek operators; weights keep their type."""
+    """Write a checkpoint as an ONNX model over the com.deepseek operators."""
     from deepseek_engine.models import CheckpointError
     from deepseek_ops.exporter.export import ExportError
     from deepseek_ops.exporter.export import export as run
+    from deepseek_ops.exporter.weight_format import Int4Format
 
     try:
-        typer.echo(run(checkpoint, out, lambda part: typer.echo(part, err=True)))
+        packed = Int4Format() if quantize == "int4" else None
+        typer.echo(run(checkpoint, out, lambda part: typer.echo(part, err=True), format=packed))
     except (CheckpointError, ExportError) as error:
         raise OperationError(str(error)) from error
 
