@@ -25,8 +25,8 @@ class Int4Weight : public PackedWeight {
 
   void dot(const float* x, int64_t x_stride, int64_t M, int64_t first, int64_t last, float* out,
            int64_t out_stride) const override {
-    const bool whole_groups = group_size_ % kInt4Group == 0 && kIsaColumns % group_size_ == 0;
-    if (M > kInt4Rows || !whole_groups) return PackedWeight::dot(x, x_stride, M, first, last, out, out_stride);
+    const bool taken = group_size_ % kInt4Group == 0 && kLargestInt4Group % group_size_ == 0;
+    if (M > kInt4Rows || !taken) return PackedWeight::dot(x, x_stride, M, first, last, out, out_stride);
     const Int4Rows rows{q_ + first * row_bytes_, row_bytes_, scales_.row(first),
                         zeros_ == nullptr ? nullptr : zeros_ + first * groups_, group_size_};
     isa().dot_int4(x, x_stride, M, rows, last - first, columns_, out, out_stride);

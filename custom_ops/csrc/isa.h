@@ -28,11 +28,13 @@ struct Matrix {
   }
 };
 
-// Columns that the loops take at once, and of them the most groups that may have a scale.
+// Columns that the loops take at once.
 constexpr int64_t kIsaColumns = 1024;
+// dot_int4 takes groups of a multiple of kInt4Group columns, of which kLargestInt4Group is a multiple too, and at most
+// kInt4Rows rows of x: for more it pays to unpack a weight once for all of them.
 constexpr int64_t kInt4Group = 32;
+constexpr int64_t kLargestInt4Group = kIsaColumns / 2;
 constexpr int64_t kInt4Groups = kIsaColumns / kInt4Group;
-// Rows of x up to which dot_int4 is sooner done than unpacking for all of them.
 constexpr int64_t kInt4Rows = 16;
 
 // Weights of four bits, two columns a byte: w = (q - zero) * scale of the column's group.
@@ -68,7 +70,7 @@ struct Isa {
   void (*added)(const float* x, float* out, int64_t count);
   // out = (q - zero) * scale for `count` packed values of 4 bits, the first in the low half
   void (*int4)(const uint8_t* q, float zero, float scale, float* out, int64_t count);
-  // dot_rows for at most kInt4Rows rows of x and groups of a multiple of kInt4Group columns that kIsaColumns is one of.
+  // dot_rows with packed weights.
   void (*dot_int4)(const float* x, int64_t x_stride, int64_t M, const Int4Rows& w, int64_t N, int64_t K, float* out,
                    int64_t out_stride);
   // out = e4m3(bytes) * scale

@@ -34,7 +34,8 @@ inline To bits(From from) {
   return to;
 }
 
-inline Vec splat(float value) { return Vec{} + value; }
+// A difference with 0 is the value itself, whatever its sign, so that the compiler leaves it out.
+inline Vec splat(float value) { return value - Vec{}; }
 
 inline float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
@@ -90,6 +91,26 @@ inline Vec load(const float* p) {
   Vec v;
   std::memcpy(&v, p, sizeof v);
   return v;
+}
+
+// kLanes bytes as words. The compiler would take them apart one by one.
+inline Uint load_bytes(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return bits<Uint>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return bits<Uint>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  Byte b;
+  std::memcpy(&b, p, sizeof b);
+  return __builtin_convertvector(b, Uint);
+#endif
+}
+
+// The first `count` bytes, the others 0.
+inline Uint load_some_bytes(const uint8_t* p, int64_t count) {
+  uint8_t padded[kLanes] = {};
+  std::memcpy(padded, p, static_cast<size_t>(count));
+  return load_bytes(padded);
 }
 
 template <Format F>
@@ -551,54 +572,19 @@ void added(const float* x, float* out, int64_t count) {
   each(count, out, [&](int64_t i, int64_t n) { return load_up_to(out + i, n) + load_up_to(x + i, n); });
 }
 
-void int4(const uint8_t* q, float zero, float scale, float* out, int64_t count) {
-  // Two columns a byte become two bytes of a word, in their order.
-  const auto convert = [&](Byte packed, float* to) {
-    const Half pairs = __builtin_convertvector(packed, Half);
-    const Half apart = (pairs & 0x0f) | (pairs & 0xf0) << 4;
-    Byte columns[2];
-    std::memcpy(columns, &apart, sizeof columns);
-    for (int half = 0; half < 2; ++half) {
-      const Vec values = __builtin_convertvector(__builtin_convertvector(columns[half], Int), Vec);
-      store(to + half * kLanes, (values - splat(zero)) * splat(scale));
-    }
-  };
-  int64_t i = 0;
-  Byte packed = {};
-  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
-    std::memcpy(&packed, q + i / 2, sizeof packed);
-    convert(packed, out + i);
-  }
-  if (i == count) return;
-  float rest[2 * kLanes];
-  packed = Byte{};
-  std::memcpy(&packed, q + i / 2, static_cast<size_t>((count - i + 1) / 2));
-  convert(packed, rest);
-  std::memcpy(out + i, rest, static_cast<size_t>(count - i) * sizeof(float));
-}
-
 #include "int4_loops.inl"
 
 void fp8(const uint8_t* bytes, float scale, float* out, int64_t count) {
   // Exponent and mantissa move to their places in a float, whose bias is 120 larger: 2^120, in two exact steps.
   const Vec rebias = splat(bits<float>(uint32_t{0x7b800000}));
-  const auto convert = [&](Byte b) {
-    const Uint word = __builtin_convertvector(b, Uint);
+  const auto convert = [&](Uint word) {
     const Vec magnitude = bits<Vec>((word & 0x7fu) << 20) * rebias;
     const Uint nan = bits<Uint>(Int((word & 0x7fu) == 0x7fu)) & 0x7fc00000u;
     return bits<Vec>(bits<Uint>(magnitude) | nan | (word & 0x80u) << 24) * splat(scale);
   };
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    Byte b;
-    std::memcpy(&b, bytes + i, sizeof b);
-    store(out + i, convert(b));
-  }
-  if (i < count) {
-    Byte b = {};
-    std::memcpy(&b, bytes + i, static_cast<size_t>(count - i));
-    store_some(out + i, convert(b), count - i);
-  }
+  for (; i + kLanes <= count; i += kLanes) store(out + i, convert(load_bytes(bytes + i)));
+  if (i < count) store_some(out + i, convert(load_some_bytes(bytes + i, count - i)), count - i);
 }
 
 }  // namespace
