@@ -54,11 +54,10 @@ def main() -> None:
     model = load_model(options.checkpoint, dtype=torch.float32)
     rows = token_rows(options.checkpoint, options.text, options.tokens)
     expected = logits_of(model, rows)
-    with tempfile.TemporaryDirectory() as scratch:
-        plain = megabytes(export(options.checkpoint, Path(scratch) / "plain").parent)
-        found = [
-            measure(options.checkpoint, Path(scratch), model, rows, expected, size) for size in options.group_sizes
-        ]
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        plain = megabytes(export(options.checkpoint, scratch / "plain"))
+        found = [measure(options.checkpoint, scratch, model, rows, expected, size) for size in options.group_sizes]
     report = {
         "checkpoint": options.checkpoint.name,
         "tokens": sum(len(row) - 1 for row in rows),
