@@ -130,6 +130,9 @@ def publish(
             parser=file_path, metavar="FILE", help="Custom-op library of runner onnxruntime; else ours is built."
         ),
     ] = None,
+    quantize: Annotated[
+        Literal["int4"] | None, typer.Option(help="Pack products and experts of the export, for runner onnxruntime.")
+    ] = None,
     linked: Annotated[bool, typer.Option(help="Run the installed engine instead of a snapshot of it.")] = False,
     hash_weights: Annotated[bool, typer.Option(help="Read all weights for their hash.")] = True,
     service: ServiceName = DEFAULT_SERVICE,
@@ -156,7 +159,7 @@ def publish(
         "linked": linked,
     }
     with _operation(home, service, dry_run) as op:
-        show(run(op, Publication(checkpoint, label, settings, hash_weights)), as_json=as_json)
+        show(run(op, Publication(checkpoint, label, settings, hash_weights, quantize == "int4")), as_json=as_json)
 
 
 @app.command()
