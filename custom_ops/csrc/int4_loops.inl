@@ -26,11 +26,6 @@ inline Vec step_weight(Uint pairs, int half, Vec scale, Vec offset) {
   return __builtin_convertvector(Int(half == 0 ? pairs & 15u : pairs >> 4), Vec) * scale + offset;
 }
 
-template <int N>
-struct Width {
-  static constexpr int value = N;
-};
-
 // The scales and offsets of groups, row after row: a column's weight is q * scale + offset of its group.
 struct Int4Terms {
   const float *scales, *offsets;
@@ -139,8 +134,8 @@ void dot_tile_int4(const float* x, int64_t x_stride, const Int4Rows& w, int64_t 
                                                w.group_size, columns, out + n + i, out_stride, k > 0);
     };
     int64_t i = 0;
-    for (; i + kRows <= rows; i += kRows) block(Width<kRows>{}, i);
-    for (; i < rows; ++i) block(Width<1>{}, i);
+    for (; i + kRows <= rows; i += kRows) block(Count<kRows>{}, i);
+    for (; i < rows; ++i) block(Count<1>{}, i);
   }
 }
 

@@ -28,6 +28,8 @@ struct Matrix {
   }
 };
 
+// Rows of a weight are read 2 to 4 at once: in shares of a multiple of this none is left over.
+constexpr int64_t kWeightRows = 12;
 // Columns that the loops take at once.
 constexpr int64_t kIsaColumns = 1024;
 // dot_int4 takes groups of a multiple of kInt4Group columns, of which kLargestInt4Group is a multiple too, and at most

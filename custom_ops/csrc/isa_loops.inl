@@ -15,8 +15,14 @@ namespace piccard {
 namespace {
 
 constexpr int kLanes = PICCARD_LANES;
-constexpr int kWidthRows = 4;                          // Weight rows that are read together.
-constexpr int kTileRows = kLanes == 16 ? 6 : 3;        // Rows of x that a loaded weight serves.
+// Rows of x and of a weight that are multiplied together: their sums fill the registers but for room to widen halves.
+constexpr int kTileRows = kLanes == 16 ? 6 : 4;
+constexpr int kWidthRows = kLanes == 16 ? 4 : 3;
+constexpr int kHalvesWidthRows = kLanes == 16 ? 4 : 2;
+constexpr int kFewWidthRows = 4;                       // Of a weight, with fewer rows of x.
+constexpr int64_t kStripBytes = 1 << 17;               // Of a weight that meets all rows of x before the next.
+constexpr int64_t kFewRows = kLanes == 16 ? 24 : 12;   // Rows of x up to which no part of a weight is widened first.
+constexpr int kMixRows = kLanes == 16 ? 6 : 3;         // Rows of a mix that share what is read.
 constexpr int64_t kTileColumns = kIsaColumns;          // Columns that are widened at once,
 constexpr int64_t kTileBatch = 48;                     // and for how many rows of x before the next.
 
@@ -25,6 +31,12 @@ typedef int32_t Int __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Uint __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Half __attribute__((vector_size(kLanes * 2)));
 typedef uint8_t Byte __attribute__((vector_size(kLanes)));
+
+// A number that a template takes as the type of an argument.
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
 
 template <typename To, typename From>
 inline To bits(From from) {
@@ -96,7 +108,7 @@ inline Vec load(const float* p) {
 // kLanes bytes as words. The compiler would take them apart one by one.
 inline Uint load_bytes(const uint8_t* p) {
 #if defined(__AVX512F__)
-  return bits<Uint>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  return bits<Uint>(_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #elif defined(__AVX2__)
   return bits<Uint>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 #else
@@ -224,28 +236,41 @@ inline void dot_block(const float* x, int64_t x_stride, const typename Stored<F>
   }
 }
 
-template <Format F, int W>
-inline void dot_tile(const float* x, int64_t x_stride, int64_t M, const typename Stored<F>::Type* w, int64_t w_stride,
-                     int64_t K, float* out, int64_t out_stride, bool add) {
-  int64_t m = 0;
-  for (; m + kTileRows <= M; m += kTileRows) {
-    dot_block<F, kTileRows, W, 1>(x + m * x_stride, x_stride, w, w_stride, K, out + m * out_stride, out_stride, add);
+// Weight rows of a strip.
+inline int64_t strip_rows(int64_t row_bytes) {
+  const int64_t groups = kStripBytes / row_bytes / kWeightRows;
+  return kWeightRows * (groups < 1 ? 1 : groups);
+}
+
+template <Format F, int M, int W>
+inline void dot_strip(const float* x, int64_t x_stride, const typename Stored<F>::Type* w, int64_t w_stride, int64_t N,
+                      int64_t K, float* out, int64_t out_stride, bool add) {
+  constexpr int kChains = M == 1 ? 2 : 1;
+  int64_t n = 0;
+  for (; n + W <= N; n += W) {
+    dot_block<F, M, W, kChains>(x, x_stride, w + n * w_stride, w_stride, K, out + n, out_stride, add);
   }
-  for (; m + 2 <= M; m += 2) {
-    dot_block<F, 2, W, 1>(x + m * x_stride, x_stride, w, w_stride, K, out + m * out_stride, out_stride, add);
-  }
-  if (m < M) dot_block<F, 1, W, 2>(x + m * x_stride, x_stride, w, w_stride, K, out + m * out_stride, out_stride, add);
+  for (; n < N; ++n) dot_block<F, M, 1, kChains>(x, x_stride, w + n * w_stride, w_stride, K, out + n, out_stride, add);
 }
 
 template <Format F>
 void dot_few(const float* x, int64_t x_stride, int64_t M, Matrix w, int64_t N, int64_t K, float* out, int64_t out_stride,
              bool add) {
-  const auto* data = static_cast<const typename Stored<F>::Type*>(w.data);
-  int64_t n = 0;
-  for (; n + kWidthRows <= N; n += kWidthRows) {
-    dot_tile<F, kWidthRows>(x, x_stride, M, data + n * w.stride, w.stride, K, out + n, out_stride, add);
+  const auto* all = static_cast<const typename Stored<F>::Type*>(w.data);
+  const int64_t strip = strip_rows(K * bytes_of(F));
+  for (int64_t n = 0; n < N; n += strip) {
+    const int64_t width = N - n < strip ? N - n : strip;
+    const auto* data = all + n * w.stride;
+    const auto rows = [&](auto count, auto wide, int64_t m) {
+      dot_strip<F, decltype(count)::value, decltype(wide)::value>(x + m * x_stride, x_stride, data, w.stride, width, K,
+                                                                 out + m * out_stride + n, out_stride, add);
+    };
+    int64_t m = 0;
+    for (; m + kTileRows <= M; m += kTileRows) rows(Count<kTileRows>{}, Count<kWidthRows>{}, m);
+    for (; m + 3 <= M; m += 3) rows(Count<3>{}, Count<kFewWidthRows>{}, m);
+    for (; m + 2 <= M; m += 2) rows(Count<2>{}, Count<kFewWidthRows>{}, m);
+    if (m < M) rows(Count<1>{}, Count<kFewWidthRows>{}, m);
   }
-  for (; n < N; ++n) dot_tile<F, 1>(x, x_stride, M, data + n * w.stride, w.stride, K, out + n, out_stride, add);
 }
 
 // bfloat16 is the upper half of a float32, so a word of two needs a shift for the even column and a mask for the odd
@@ -295,20 +320,15 @@ inline void dot_block_halves(const float* x, int64_t x_stride, const uint16_t* w
   }
 }
 
-template <int W>
-inline void dot_tile_halves(const float* x, int64_t x_stride, int64_t M, const uint16_t* w, int64_t w_stride, int64_t K,
-                            float* out, int64_t out_stride, bool add) {
-  int64_t m = 0;
-  for (; m + kTileRows <= M; m += kTileRows) {
-    dot_block_halves<kTileRows, W>(x + m * x_stride, x_stride, w, w_stride, K, out + m * out_stride, out_stride, add);
+template <int M, int W>
+inline void dot_strip_halves(const float* x, int64_t x_stride, const uint16_t* w, int64_t w_stride, int64_t N, int64_t K,
+                             float* out, int64_t out_stride, bool add) {
+  int64_t n = 0;
+  for (; n + W <= N; n += W) {
+    dot_block_halves<M, W>(x, x_stride, w + n * w_stride, w_stride, K, out + n, out_stride, add);
   }
-  for (; m + 2 <= M; m += 2) {
-    dot_block_halves<2, W>(x + m * x_stride, x_stride, w, w_stride, K, out + m * out_stride, out_stride, add);
-  }
-  if (m < M) dot_block_halves<1, W>(x + m * x_stride, x_stride, w, w_stride, K, out + m * out_stride, out_stride, add);
+  for (; n < N; ++n) dot_block_halves<M, 1>(x, x_stride, w + n * w_stride, w_stride, K, out + n, out_stride, add);
 }
-
-constexpr int64_t kFewRows = 4 * kTileRows;
 
 inline void split_halves(const float* x, int64_t count, float* out) {
   for (int64_t k = 0; k < count; k += 2 * kLanes, out += 2 * kLanes) {
@@ -328,14 +348,20 @@ void dot_few_halves(const float* x, int64_t x_stride, int64_t M, Matrix w, int64
     const int64_t columns = K - k < kTileColumns ? K - k : kTileColumns;
     const int64_t stride = (columns + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes);
     for (int64_t m = 0; m < M; ++m) split_halves(x + m * x_stride + k, columns, split + m * stride);
-    const auto* data = static_cast<const uint16_t*>(w.data) + k;
     const bool more = add || k > 0;
-    int64_t n = 0;
-    for (; n + kWidthRows <= N; n += kWidthRows) {
-      dot_tile_halves<kWidthRows>(split, stride, M, data + n * w.stride, w.stride, columns, out + n, out_stride, more);
-    }
-    for (; n < N; ++n) {
-      dot_tile_halves<1>(split, stride, M, data + n * w.stride, w.stride, columns, out + n, out_stride, more);
+    const int64_t strip = strip_rows(columns * 2);
+    for (int64_t n = 0; n < N; n += strip) {
+      const int64_t width = N - n < strip ? N - n : strip;
+      const auto* data = static_cast<const uint16_t*>(w.data) + n * w.stride + k;
+      const auto rows = [&](auto count, auto wide, int64_t m) {
+        dot_strip_halves<decltype(count)::value, decltype(wide)::value>(
+            split + m * stride, stride, data, w.stride, width, columns, out + m * out_stride + n, out_stride, more);
+      };
+      int64_t m = 0;
+      for (; m + kTileRows <= M; m += kTileRows) rows(Count<kTileRows>{}, Count<kHalvesWidthRows>{}, m);
+      for (; m + 3 <= M; m += 3) rows(Count<3>{}, Count<kFewWidthRows>{}, m);
+      for (; m + 2 <= M; m += 2) rows(Count<2>{}, Count<kFewWidthRows>{}, m);
+      if (m < M) rows(Count<1>{}, Count<kFewWidthRows>{}, m);
     }
   }
 }
@@ -345,13 +371,13 @@ void widen(Format format, const void* from, float* to, int64_t count);
 // Many rows of x: a tile of w is widened once for all of them.
 void dot_many(const float* x, int64_t x_stride, int64_t M, Matrix w, int64_t N, int64_t K, float* out,
               int64_t out_stride, bool add) {
-  alignas(64) float tile[kWidthRows * kTileColumns];
+  alignas(64) float tile[kWeightRows * kTileColumns];
   for (int64_t k = 0; k < K; k += kTileColumns) {
     const int64_t columns = K - k < kTileColumns ? K - k : kTileColumns;
     for (int64_t m = 0; m < M; m += kTileBatch) {
       const int64_t rows = M - m < kTileBatch ? M - m : kTileBatch;
-      for (int64_t n = 0; n < N; n += kWidthRows) {
-        const int64_t width = N - n < kWidthRows ? N - n : kWidthRows;
+      for (int64_t n = 0; n < N; n += kWeightRows) {
+        const int64_t width = N - n < kWeightRows ? N - n : kWeightRows;
         Matrix part = w.at(n, k);
         if (w.format != Format::kF32) {
           for (int64_t i = 0; i < width; ++i) widen(w.format, part.row(i).data, tile + i * columns, columns);
@@ -418,8 +444,8 @@ void mix_format(const float* p, int64_t p_stride, int64_t M, Matrix rows, int64_
                 int64_t out_stride) {
   const auto* data = static_cast<const typename Stored<F>::Type*>(rows.data);
   int64_t m = 0;
-  for (; m + kTileRows <= M; m += kTileRows) {
-    mix_tile<F, kTileRows>(p + m * p_stride, p_stride, data, rows.stride, T, C, out + m * out_stride, out_stride);
+  for (; m + kMixRows <= M; m += kMixRows) {
+    mix_tile<F, kMixRows>(p + m * p_stride, p_stride, data, rows.stride, T, C, out + m * out_stride, out_stride);
   }
   for (; m + 2 <= M; m += 2) {
     mix_tile<F, 2>(p + m * p_stride, p_stride, data, rows.stride, T, C, out + m * out_stride, out_stride);

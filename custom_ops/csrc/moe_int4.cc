@@ -21,7 +21,8 @@ Expert expert_of(const Int4Tensors& gate_up, const Int4Tensors& down, int64_t in
 bool has_shared(const Int4Tensors& gate_up, const Int4Tensors& down) {
   const bool present = down.q.present();
   if (gate_up.q.present() != present || gate_up.scales.present() != present || down.scales.present() != present) {
-    fail("inputs shared_gate_up, shared_gate_up_scales, shared_down and shared_down_scales have to be given all or none");
+    fail("inputs shared_gate_up, shared_gate_up_scales, shared_down and shared_down_scales have to be given all or ",
+         "none");
   }
   if (!present && (gate_up.zeros.present() || down.zeros.present())) {
     fail("inputs shared_gate_up_zeros and shared_down_zeros are of a shared expert, which is not given");
