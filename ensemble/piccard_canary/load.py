@@ -1,7 +1,7 @@
 """How many requests a version had in flight while another one ran: what latencies have to be compared at.
 
-A load at one moment tells little of a stream that lasts for seconds, so its mean over the stream is taken: from the integral
-over time, which is read three times a request and never at a token.
+A load at one moment tells little of a stream that lasts for seconds, so its mean over the stream is taken: from the
+integral over time, which is read three times a request and never at a token.
 """
 
 import threading

@@ -190,7 +190,8 @@ def judges_alone(state: RolloutState) -> bool:
 
 
 def begin_again(state: RolloutState, now: float) -> RolloutState:
-    """The state in which the same step is watched anew; its evidence so far counts on."""
+    """The state in which the same step is watched anew, its ratio set again; its evidence so far counts on."""
     counts = [] if state.judgement is None or judges_alone(state) else [state.judgement.counts]
     after = entered(state, Phase.RUNNING, "", now)
-    return after.model_copy(update={"since": now, "past": [*state.past, *counts], "judgement": None})
+    past = [*state.past, *counts]
+    return after.model_copy(update={"since": now, "applied": False, "past": past, "judgement": None})

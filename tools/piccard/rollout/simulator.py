@@ -34,8 +34,8 @@ class Scenario:
     plan: Plan
     stable: Behaviour
     canary: Behaviour
-    before: float | None = None
     traffic: Traffic = field(default_factory=Traffic)
+    before: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,25 +124,27 @@ def described(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def standard_scenarios(plan: Plan, base: float) -> list[Scenario]:
-    """The regressions that a plan is held against, at a base error rate."""
+def standard_scenarios(plan: Plan, base: float, rate: float = 50.0) -> list[Scenario]:
+    """The regressions that a plan is held against.
+
+    Args:
+        base: error rate of both versions.
+        rate: requests a second.
+    """
     good = Behaviour(errors=base)
+    traffic, steady = Traffic(rate=rate), Traffic(rate=rate, burst=0.0)
+    slow_gap, slow_first = replace(good, token_gap=1.2), replace(good, first_token=1.2)
+    slow = replace(slow_gap, first_token=1.2)
+    errs, breaks = replace(good, errors=base + 0.02), replace(good, truncated=0.005)
     return [
-        Scenario("equal", plan, good, good),
-        Scenario("errors +2 points", plan, good, replace(good, errors=base + 0.02), before=0.25),
-        Scenario("truncated +0.5 points", plan, good, replace(good, truncated=0.005), before=0.5),
-        Scenario("first token +20 %", plan, good, replace(good, first_token=1.2), before=0.5),
-        Scenario("token gap +20 %", plan, good, replace(good, token_gap=1.2), before=0.5),
-        Scenario("both latencies +20 %", plan, good, replace(good, first_token=1.2, token_gap=1.2), before=0.5),
-        Scenario(
-            "token gap +20 %, steady traffic",
-            plan,
-            good,
-            replace(good, token_gap=1.2),
-            before=0.5,
-            traffic=Traffic(burst=0.0),
-        ),
-        Scenario("equal, steady traffic", plan, good, good, traffic=Traffic(burst=0.0)),
+        Scenario("equal", plan, good, good, traffic),
+        Scenario("errors +2 points", plan, good, errs, traffic, before=0.25),
+        Scenario("truncated +0.5 points", plan, good, breaks, traffic, before=0.5),
+        Scenario("first token +20 %", plan, good, slow_first, traffic, before=0.5),
+        Scenario("token gap +20 %", plan, good, slow_gap, traffic, before=0.5),
+        Scenario("both latencies +20 %", plan, good, slow, traffic, before=0.5),
+        Scenario("token gap +20 %, steady traffic", plan, good, slow_gap, steady, before=0.5),
+        Scenario("equal, steady traffic", plan, good, good, steady),
     ]
 
 
