@@ -90,17 +90,16 @@ def rank_score(strata: Strata, bins: int) -> Score:
 
 
 def tail_score(strata: Strata, bins: int, quantile: float = 0.99) -> Score:
-    """The score for: more of the canary's requests are above a quantile of both, at BIN_RATIO**bins x stable.
+    """The score for: more of the canary's requests are at or above a quantile of both, at BIN_RATIO**bins x stable.
 
     Mood's test at another quantile than the median, in each stratum, and their sum (Mantel and Haenszel 1959): given
-    the requests above the quantile, those of the canary are hypergeometric.
+    the requests up there, those of the canary are hypergeometric.
     """
     canary, stable = _shifted(strata.canary, bins), strata.stable
     pooled = canary + stable
     total = pooled.sum(axis=1, keepdims=True)
+    # With the bin of the quantile itself: what all waited for the same timeout is in one bin.
     above = np.cumsum(pooled, axis=1) > quantile * total
-    # The bin of the quantile itself belongs to those below.
-    above &= np.cumsum(above, axis=1) > 1
     m, n = canary.sum(axis=1), stable.sum(axis=1)
     both = (m + n).astype(np.float64)
     count = (pooled * above).sum(axis=1)
