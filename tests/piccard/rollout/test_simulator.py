@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from piccard.rollout.simulator import Scenario, run, standard_scenarios, summary
+from piccard.rollout.simulator import run, standard_scenarios, summary
 from piccard.rollout.synthetic import Behaviour, Scene, Traffic
 from piccard_canary.rollout.course import Phase
 from piccard_canary.rollout.plan import Plan
@@ -50,9 +50,3 @@ def test_without_equal_load_a_person_is_asked() -> None:
     found = run(scenario, 0)
     assert (found.phase, found.reached) == (Phase.PAUSED, 0.25)
     assert "token_gap: no load at which both have 30 requests" in found.why
-
-
-def test_a_version_that_turns_bad_after_its_promotion_would_be_rolled_back() -> None:
-    scenario = Scenario("late", Plan(steps=[0.5, 1.0], interval=60.0, look=30.0, bake=60.0), Behaviour(), Behaviour())
-    found = summary(scenario, [run(scenario, 0)])
-    assert found["promoted"] + found["waits_for_a_person"] == 1.0
