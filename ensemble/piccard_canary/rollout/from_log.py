@@ -19,9 +19,10 @@ def parse_line(text: bytes) -> dict[str, Any] | None:
     """A line of the log; None where it is none, as after a power cut."""
     try:
         line = json.loads(text)
-    except ValueError:
+        ended_at(line)
+    except (ValueError, TypeError, KeyError):
         return None
-    return line if isinstance(line, dict) and "at" in line else None
+    return line if isinstance(line.get("code"), str) else None
 
 
 def ended_at(line: dict[str, Any]) -> float:

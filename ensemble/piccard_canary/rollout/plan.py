@@ -16,7 +16,7 @@ class MetricRule(BaseModel):
         tolerated: of a latency, the factor that counts as equal in the test.
         least: an estimate below it never fails, however sure: by how much the rate is higher (0.01 is a point), or a
             factor of the time.
-        margin: it passes when it is shown to be less than this much worse: the same units. A tail needs no pass.
+        margin: it passes when it is shown to be less than this much worse: the same units. A tail never passes.
         proved_from: share of the traffic from which it must pass; below, it can fail the canary and holds up nothing.
     """
 
@@ -30,7 +30,7 @@ class MetricRule(BaseModel):
     proved_from: float = Field(ge=0, le=2)
 
 
-# A tail is never asked to pass: a share of the traffic is 1 at most.
+# A share of the traffic is 1 at most.
 NEVER = 2.0
 
 

@@ -200,6 +200,8 @@ def _latency(
             f"{name} takes {found.difference:.2f} times as long at equal load, by chance in "
             f"{_chance(found.evidence)} at most"
         )
+    elif rule.kind == "tail":
+        found.why = "nothing says that it is longer"
     elif score(bins_of(rule.margin)).z < -plan.confidence:
         found.verdict = Verdict.PASS
         found.difference = ratio_estimate(score)

@@ -72,4 +72,8 @@ def test_lines() -> None:
     assert ended_at(line()) == 1735689610.5
     assert parse_line(b'{"at": "2025') is None
     assert parse_line(b"[1]") is None
-    assert parse_line(b'{"at": "x"}') == {"at": "x"}
+    for text in (b"", b"1", b'{"at": "x", "code": "OK"}', b'{"at": 1, "code": "OK"}', b'{"code": "OK"}'):
+        assert parse_line(text) is None
+    assert parse_line(b'{"at": "2025-01-01T00:00:00+00:00"}') is None
+    whole = b'{"at": "2025-01-01T00:00:00+00:00", "code": "OK"}'
+    assert parse_line(whole) == {"at": "2025-01-01T00:00:00+00:00", "code": "OK"}

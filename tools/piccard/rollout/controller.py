@@ -232,7 +232,12 @@ def tick_told(controller: Controller, tell: Tell, last: str) -> str:
     try:
         controller.tick()
     except (OperationError, OSError) as error:
-        if str(error) != last:
-            tell(f"the rollout goes on later: {error}")
-        return str(error)
-    return ""
+        trouble = str(error)
+    except Exception as error:
+        # A defect must not end the thread that would take the traffic of a bad canary away.
+        trouble = repr(error)
+    else:
+        return ""
+    if trouble != last:
+        tell(f"the rollout goes on later: {trouble}")
+    return trouble

@@ -45,4 +45,12 @@ class Keeper:
                 controller = self._controllers[service.name] = Controller(service, self._tell)
             except AlreadyHeldError:
                 return
+            except OSError as error:
+                self._say(service, f"the rollout of {service.name} cannot be run: {error}")
+                return
         self._told[service.name] = tick_told(controller, self._tell, self._told.get(service.name, ""))
+
+    def _say(self, service: Service, what: str) -> None:
+        if self._told.get(service.name) != what:
+            self._tell(what)
+        self._told[service.name] = what

@@ -46,7 +46,8 @@ def make_stable(op: Operation, version: int) -> None:
 
 def retire_old(op: Operation, state: RolloutState) -> None:
     """Retire the version that was stable before; it ends after its last stream."""
-    if op.store.read().versions[state.stable].state is not VersionState.RETIRED:
+    record = op.store.read().versions.get(state.stable)
+    if record is not None and record.state is not VersionState.RETIRED:
         retire(op, state.stable, force=True, wait=0.0)
 
 
