@@ -1,7 +1,8 @@
 """Streams through the gateway against the same streams on the ensemble, in one run.
 
-Starts a server of the demo checkpoint with its gateway. Rounds alternate between the two paths; figures are medians over the
-rounds: of the median time to first token of single requests, one after the other, and of tokens a second of all streams at once.
+Starts a server of the demo checkpoint with its gateway. Rounds alternate between the two paths; figures are medians
+over the rounds: of the median time to first token of single requests, one after the other, and of tokens a second of
+all streams at once.
 
     python benchmarks/gateway.py --streams 64 --tokens 64 --rounds 5
 """
@@ -114,9 +115,8 @@ def main() -> None:
     added = medians["gateway"]["first_token"] - medians["ensemble"]["first_token"]
     share = medians["gateway"]["tokens_per_second"] / medians["ensemble"]["tokens_per_second"]
     for path, figures in medians.items():
-        print(
-            f"{path:10} {1000 * figures['first_token']:8.1f} ms to the first token {figures['tokens_per_second']:8.1f} tokens/s"
-        )
+        first, rate = 1000 * figures["first_token"], figures["tokens_per_second"]
+        print(f"{path:10} {first:8.1f} ms to the first token {rate:8.1f} tokens/s")
     print(f"the gateway adds {1000 * added:.1f} ms (target 3) and carries {share:.2f} x the ensemble (target 0.9)")
     RESULTS.mkdir(exist_ok=True)
     result = {"settings": vars(args), "medians": medians, "added_ms": 1000 * added, "share": share, "rounds": rounds}
