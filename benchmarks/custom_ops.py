@@ -4,14 +4,15 @@
 
 Shapes are the demo checkpoint's. Both sides take turns in one run; times are medians in microseconds of the whole call,
 so that an operator's holds the runtime's own cost of a call, which a model pays once a step. Weights are bfloat16
-initialisers on one side, and packed as the engine packs them on the other.
+initialisers on one side, and packed as the engine packs them on the other. Operators of four bits, as int4 exports
+have them, take turns with those of bfloat16 instead.
 """
 
 import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
@@ -25,6 +26,8 @@ from deepseek_engine.kernels.mla_attention import mla_attention
 from deepseek_engine.kernels.moe_experts import DenseExperts, moe_experts
 from deepseek_engine.kernels.rms_norm import rms_norm
 from deepseek_ops.build import build
+from deepseek_ops.exporter.int4 import PackedInt4, pack_int4
+from deepseek_ops.exporter.weight_format import Int4Format
 from one_node import OneNode
 from torch import Tensor
 
@@ -32,6 +35,7 @@ Call = Callable[[], object]
 HIDDEN, VOCABULARY, EXPERTS, INNER, TOP_K = 256, 2048, 16, 48, 4
 HEADS, NOPE, ROPE, VALUE, RANK, BLOCK = 4, 32, 16, 32, 64, 16
 LIBRARY = build()
+INT4 = Int4Format()
 
 
 def main() -> None:
@@ -80,6 +84,28 @@ def product(outputs: int, columns: int) -> Callable[[int, int], tuple[Call, Call
     return make
 
 
+def packed_product(outputs: int, columns: int) -> Callable[[int, int], tuple[Call, Call]]:
+    """Weights of four bits beside bfloat16 ones, both of them operators."""
+
+    def make(rows: int, threads: int) -> tuple[Call, Call]:
+        inputs = {"x": torch.randn(rows, columns), **int4(torch.randn(outputs, columns).bfloat16(), "")}
+        constant = [name for name in inputs if name != "x"]
+        node = OneNode(LIBRARY, "DeepSeekMatMulInt4", inputs, INT4.attributes, constant=constant, threads=threads)
+        plain = {"x": inputs["x"], "weight": torch.randn(outputs, columns).bfloat16()}
+        reference = OneNode(LIBRARY, "DeepSeekMatMul", plain, constant=["weight"], threads=threads)
+        return bound(node, inputs), bound(reference, plain)
+
+    return make
+
+
+def int4(weight: Tensor, name: str) -> dict[str, Tensor]:
+    """A weight's inputs; `name` is the parameter's, "" for that of a product."""
+    parts = [pack_int4(each, INT4.group_size) for each in (weight if weight.dim() == 3 else weight.unsqueeze(0))]
+    stacked = PackedInt4.stacked(parts) if weight.dim() == 3 else parts[0]
+    prefix = f"{name}_" if name else ""
+    return {name or "weight": stacked.q, f"{prefix}scales": stacked.scales, f"{prefix}zeros": stacked.zeros}
+
+
 def norm(rows: int, threads: int) -> tuple[Call, Call]:
     x, weight = torch.randn(rows, HIDDEN), torch.rand(HIDDEN)
     inputs = {"x": x, "weight": weight}
@@ -96,17 +122,39 @@ def gate(rows: int, threads: int) -> tuple[Call, Call]:
 
 
 def experts(rows: int, threads: int) -> tuple[Call, Call]:
-    x, residual = torch.randn(rows, HIDDEN), torch.randn(rows, HIDDEN)
-    weights, chosen = torch.rand(rows, TOP_K), torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(rows)])
-    gate_up = (torch.randn(EXPERTS + 1, 2 * INNER, HIDDEN) / 16).bfloat16()
-    down = (torch.randn(EXPERTS + 1, HIDDEN, INNER) / 7).bfloat16()
-    inputs = {"x": x, "weights": weights, "experts": chosen, "gate_up": gate_up[:-1], "down": down[:-1]}
-    inputs |= {"shared_gate_up": gate_up[-1], "shared_down": down[-1], "residual": residual}
-    constant = ["gate_up", "down", "shared_gate_up", "shared_down"]
-    node = OneNode(LIBRARY, "DeepSeekMoE", inputs, constant=constant, threads=threads)
+    inputs, gate_up, down = routed(rows)
+    inputs |= {"gate_up": gate_up[:-1], "down": down[:-1], "shared_gate_up": gate_up[-1], "shared_down": down[-1]}
     stacked, lowered = gate_up.float().permute(2, 0, 1).contiguous(), down.float().transpose(1, 2).contiguous()
     dense = DenseExperts.packed(stacked, lowered, 1, TOP_K)
-    return bound(node, inputs), lambda: moe_experts(x, residual, weights, chosen, stacked, lowered, 1, dense)
+    x, residual, weights, chosen = (inputs[name] for name in ("x", "residual", "weights", "experts"))
+    return moe("DeepSeekMoE", inputs, {}, threads), lambda: moe_experts(
+        x, residual, weights, chosen, stacked, lowered, 1, dense
+    )
+
+
+def packed_experts(rows: int, threads: int) -> tuple[Call, Call]:
+    """Weights of four bits beside bfloat16 ones, both of them operators."""
+    inputs, gate_up, down = routed(rows)
+    weights = {"gate_up": gate_up[:-1], "down": down[:-1], "shared_gate_up": gate_up[-1], "shared_down": down[-1]}
+    packed_inputs = dict(inputs)
+    for name, weight in weights.items():
+        packed_inputs |= int4(weight, name)
+    call = moe("DeepSeekMoEInt4", packed_inputs, INT4.attributes, threads)
+    return call, moe("DeepSeekMoE", {**inputs, **weights}, {}, threads)
+
+
+def routed(rows: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Rows with their experts, and the weights of these, the shared one last."""
+    inputs = {"x": torch.randn(rows, HIDDEN), "residual": torch.randn(rows, HIDDEN), "weights": torch.rand(rows, TOP_K)}
+    inputs["experts"] = torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(rows)])
+    gate_up = (torch.randn(EXPERTS + 1, 2 * INNER, HIDDEN) / 16).bfloat16()
+    down = (torch.randn(EXPERTS + 1, HIDDEN, INNER) / 7).bfloat16()
+    return inputs, gate_up, down
+
+
+def moe(operator: str, inputs: dict[str, Tensor], attributes: Mapping[str, int], threads: int) -> Call:
+    constant = [name for name in inputs if name not in ("x", "residual", "weights", "experts")]
+    return bound(OneNode(LIBRARY, operator, inputs, attributes, constant=constant, threads=threads), inputs)
 
 
 def attention(context: int) -> Callable[[int, int], tuple[Call, Call]]:
@@ -144,10 +192,13 @@ CASES: dict[str, Callable[[int, int], tuple[Call, Call]]] = {
     "MatMul 256 x 2048 (dense layer)": product(2048, HIDDEN),
     "MatMul 1024 x 256": product(HIDDEN, 1024),
     "MatMul 2048 x 2816 (V2-Lite expert)": product(2816, 2048),
+    "MatMulInt4 256 x 2048, by bf16": packed_product(2048, HIDDEN),
+    "MatMulInt4 2048 x 2816, by bf16": packed_product(2816, 2048),
     "MLAPagedAttention, 192 entries": attention(192),
     "MLAPagedAttention, 2048 entries": attention(2048),
     "MoEGate 4 of 16": gate,
     "MoE 4 of 16 x 48, one shared": experts,
+    "MoEInt4 of the same, by bf16": packed_experts,
 }
 
 if __name__ == "__main__":

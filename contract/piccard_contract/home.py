@@ -116,6 +116,11 @@ class Service:
         return self.state_folder / "state.json"
 
     @property
+    def rollout_file(self) -> Path:
+        """The rollout that is under way, or was the last."""
+        return self.state_folder / "rollout.json"
+
+    @property
     def live_state(self) -> Path:
         """The memory-mapped state file."""
         return self.state_folder / "live.state"

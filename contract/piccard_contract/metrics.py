@@ -115,6 +115,20 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("piccard_cache_blocks_free", "gauge", ("service", "version"), "Free blocks of the cache.", "version"),
     MetricSpec("piccard_cache_blocks", "gauge", ("service", "version"), "Blocks of the cache.", "version"),
     MetricSpec(
+        "piccard_cache_pressure",
+        "gauge",
+        ("service", "version"),
+        "How full the cache is: 0, or 1, 2, 3 from 80, 90, 95 % of its blocks in use.",
+        "version",
+    ),
+    MetricSpec(
+        "piccard_engine_refusals_total",
+        "counter",
+        ("service", "version"),
+        "Requests that the engine did not take, since queue or cache were full, or gave up in the queue.",
+        "version",
+    ),
+    MetricSpec(
         "piccard_revivals_total",
         "counter",
         ("service", "owner", "cause"),

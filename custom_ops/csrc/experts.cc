@@ -9,8 +9,8 @@ namespace piccard {
 namespace {
 
 // Columns of the inner activation that one task makes, and of the output.
-constexpr int64_t kInnerPart = 64;
-constexpr int64_t kOutputPart = 64;
+constexpr int64_t kInnerPart = 4 * kWeightRows;
+constexpr int64_t kOutputPart = 4 * kWeightRows;
 // Few multiplications are done sooner by one thread.
 constexpr int64_t kAlone = 1 << 18;
 

@@ -28,6 +28,26 @@ struct Matrix {
   }
 };
 
+// Rows of a weight are read 2 to 4 at once: in shares of a multiple of this none is left over.
+constexpr int64_t kWeightRows = 12;
+// Columns that the loops take at once.
+constexpr int64_t kIsaColumns = 1024;
+// dot_int4 takes groups of a multiple of kInt4Group columns, of which kLargestInt4Group is a multiple too, and at most
+// kInt4Rows rows of x: for more it pays to unpack a weight once for all of them.
+constexpr int64_t kInt4Group = 32;
+constexpr int64_t kLargestInt4Group = kIsaColumns / 2;
+constexpr int64_t kInt4Groups = kIsaColumns / kInt4Group;
+constexpr int64_t kInt4Rows = 16;
+
+// Weights of four bits, two columns a byte: w = (q - zero) * scale of the column's group.
+struct Int4Rows {
+  const uint8_t* q;
+  int64_t q_stride;      // Bytes from row to row.
+  Matrix scales;         // [rows, groups]
+  const uint8_t* zeros;  // As scales; null for 8.
+  int64_t group_size;
+};
+
 struct Isa {
   const char* name;
   // out[m, n] = sum_k x[m, k] w[n, k], or added to out where `add`.
@@ -52,6 +72,9 @@ struct Isa {
   void (*added)(const float* x, float* out, int64_t count);
   // out = (q - zero) * scale for `count` packed values of 4 bits, the first in the low half
   void (*int4)(const uint8_t* q, float zero, float scale, float* out, int64_t count);
+  // dot_rows with packed weights.
+  void (*dot_int4)(const float* x, int64_t x_stride, int64_t M, const Int4Rows& w, int64_t N, int64_t K, float* out,
+                   int64_t out_stride);
   // out = e4m3(bytes) * scale
   void (*fp8)(const uint8_t* bytes, float scale, float* out, int64_t count);
 };

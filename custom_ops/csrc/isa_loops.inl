@@ -15,9 +15,15 @@ namespace piccard {
 namespace {
 
 constexpr int kLanes = PICCARD_LANES;
-constexpr int kWidthRows = 4;                          // Weight rows that are read together.
-constexpr int kTileRows = kLanes == 16 ? 6 : 3;        // Rows of x that a loaded weight serves.
-constexpr int64_t kTileColumns = 1024;                 // Columns that are widened at once,
+// Rows of x and of a weight that are multiplied together: their sums fill the registers but for room to widen halves.
+constexpr int kTileRows = kLanes == 16 ? 6 : 4;
+constexpr int kWidthRows = kLanes == 16 ? 4 : 3;
+constexpr int kHalvesWidthRows = kLanes == 16 ? 4 : 2;
+constexpr int kFewWidthRows = 4;                       // Of a weight, with fewer rows of x.
+constexpr int64_t kStripBytes = 1 << 17;               // Of a weight that meets all rows of x before the next.
+constexpr int64_t kFewRows = kLanes == 16 ? 24 : 12;   // Rows of x up to which no part of a weight is widened first.
+constexpr int kMixRows = kLanes == 16 ? 6 : 3;         // Rows of a mix that share what is read.
+constexpr int64_t kTileColumns = kIsaColumns;          // Columns that are widened at once,
 constexpr int64_t kTileBatch = 48;                     // and for how many rows of x before the next.
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
@@ -25,6 +31,12 @@ typedef int32_t Int __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Uint __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Half __attribute__((vector_size(kLanes * 2)));
 typedef uint8_t Byte __attribute__((vector_size(kLanes)));
+
+// A number that a template takes as the type of an argument.
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
 
 template <typename To, typename From>
 inline To bits(From from) {
@@ -34,7 +46,8 @@ inline To bits(From from) {
   return to;
 }
 
-inline Vec splat(float value) { return Vec{} + value; }
+// A difference with 0 is the value itself, whatever its sign, so that the compiler leaves it out.
+inline Vec splat(float value) { return value - Vec{}; }
 
 inline float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
@@ -90,6 +103,26 @@ inline Vec load(const float* p) {
   Vec v;
   std::memcpy(&v, p, sizeof v);
   return v;
+}
+
+// kLanes bytes as words. The compiler would take them apart one by one.
+inline Uint load_bytes(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return bits<Uint>(_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return bits<Uint>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  Byte b;
+  std::memcpy(&b, p, sizeof b);
+  return __builtin_convertvector(b, Uint);
+#endif
+}
+
+// The first `count` bytes, the others 0.
+inline Uint load_some_bytes(const uint8_t* p, int64_t count) {
+  uint8_t padded[kLanes] = {};
+  std::memcpy(padded, p, static_cast<size_t>(count));
+  return load_bytes(padded);
 }
 
 template <Format F>
@@ -203,28 +236,41 @@ inline void dot_block(const float* x, int64_t x_stride, const typename Stored<F>
   }
 }
 
-template <Format F, int W>
-inline void dot_tile(const float* x, int64_t x_stride, int64_t M, const typename Stored<F>::Type* w, int64_t w_stride,
-                     int64_t K, float* out, int64_t out_stride, bool add) {
-  int64_t m = 0;
-  for (; m + kTileRows <= M; m += kTileRows) {
-    dot_block<F, kTileRows, W, 1>(x + m * x_stride, x_stride, w, w_stride, K, out + m * out_stride, out_stride, add);
+// Weight rows of a strip.
+inline int64_t strip_rows(int64_t row_bytes) {
+  const int64_t groups = kStripBytes / row_bytes / kWeightRows;
+  return kWeightRows * (groups < 1 ? 1 : groups);
+}
+
+template <Format F, int M, int W>
+inline void dot_strip(const float* x, int64_t x_stride, const typename Stored<F>::Type* w, int64_t w_stride, int64_t N,
+                      int64_t K, float* out, int64_t out_stride, bool add) {
+  constexpr int kChains = M == 1 ? 2 : 1;
+  int64_t n = 0;
+  for (; n + W <= N; n += W) {
+    dot_block<F, M, W, kChains>(x, x_stride, w + n * w_stride, w_stride, K, out + n, out_stride, add);
   }
-  for (; m + 2 <= M; m += 2) {
-    dot_block<F, 2, W, 1>(x + m * x_stride, x_stride, w, w_stride, K, out + m * out_stride, out_stride, add);
-  }
-  if (m < M) dot_block<F, 1, W, 2>(x + m * x_stride, x_stride, w, w_stride, K, out + m * out_stride, out_stride, add);
+  for (; n < N; ++n) dot_block<F, M, 1, kChains>(x, x_stride, w + n * w_stride, w_stride, K, out + n, out_stride, add);
 }
 
 template <Format F>
 void dot_few(const float* x, int64_t x_stride, int64_t M, Matrix w, int64_t N, int64_t K, float* out, int64_t out_stride,
              bool add) {
-  const auto* data = static_cast<const typename Stored<F>::Type*>(w.data);
-  int64_t n = 0;
-  for (; n + kWidthRows <= N; n += kWidthRows) {
-    dot_tile<F, kWidthRows>(x, x_stride, M, data + n * w.stride, w.stride, K, out + n, out_stride, add);
+  const auto* all = static_cast<const typename Stored<F>::Type*>(w.data);
+  const int64_t strip = strip_rows(K * bytes_of(F));
+  for (int64_t n = 0; n < N; n += strip) {
+    const int64_t width = N - n < strip ? N - n : strip;
+    const auto* data = all + n * w.stride;
+    const auto rows = [&](auto count, auto wide, int64_t m) {
+      dot_strip<F, decltype(count)::value, decltype(wide)::value>(x + m * x_stride, x_stride, data, w.stride, width, K,
+                                                                 out + m * out_stride + n, out_stride, add);
+    };
+    int64_t m = 0;
+    for (; m + kTileRows <= M; m += kTileRows) rows(Count<kTileRows>{}, Count<kWidthRows>{}, m);
+    for (; m + 3 <= M; m += 3) rows(Count<3>{}, Count<kFewWidthRows>{}, m);
+    for (; m + 2 <= M; m += 2) rows(Count<2>{}, Count<kFewWidthRows>{}, m);
+    if (m < M) rows(Count<1>{}, Count<kFewWidthRows>{}, m);
   }
-  for (; n < N; ++n) dot_tile<F, 1>(x, x_stride, M, data + n * w.stride, w.stride, K, out + n, out_stride, add);
 }
 
 // bfloat16 is the upper half of a float32, so a word of two needs a shift for the even column and a mask for the odd
@@ -274,20 +320,15 @@ inline void dot_block_halves(const float* x, int64_t x_stride, const uint16_t* w
   }
 }
 
-template <int W>
-inline void dot_tile_halves(const float* x, int64_t x_stride, int64_t M, const uint16_t* w, int64_t w_stride, int64_t K,
-                            float* out, int64_t out_stride, bool add) {
-  int64_t m = 0;
-  for (; m + kTileRows <= M; m += kTileRows) {
-    dot_block_halves<kTileRows, W>(x + m * x_stride, x_stride, w, w_stride, K, out + m * out_stride, out_stride, add);
+template <int M, int W>
+inline void dot_strip_halves(const float* x, int64_t x_stride, const uint16_t* w, int64_t w_stride, int64_t N, int64_t K,
+                             float* out, int64_t out_stride, bool add) {
+  int64_t n = 0;
+  for (; n + W <= N; n += W) {
+    dot_block_halves<M, W>(x, x_stride, w + n * w_stride, w_stride, K, out + n, out_stride, add);
   }
-  for (; m + 2 <= M; m += 2) {
-    dot_block_halves<2, W>(x + m * x_stride, x_stride, w, w_stride, K, out + m * out_stride, out_stride, add);
-  }
-  if (m < M) dot_block_halves<1, W>(x + m * x_stride, x_stride, w, w_stride, K, out + m * out_stride, out_stride, add);
+  for (; n < N; ++n) dot_block_halves<M, 1>(x, x_stride, w + n * w_stride, w_stride, K, out + n, out_stride, add);
 }
-
-constexpr int64_t kFewRows = 4 * kTileRows;
 
 inline void split_halves(const float* x, int64_t count, float* out) {
   for (int64_t k = 0; k < count; k += 2 * kLanes, out += 2 * kLanes) {
@@ -307,14 +348,20 @@ void dot_few_halves(const float* x, int64_t x_stride, int64_t M, Matrix w, int64
     const int64_t columns = K - k < kTileColumns ? K - k : kTileColumns;
     const int64_t stride = (columns + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes);
     for (int64_t m = 0; m < M; ++m) split_halves(x + m * x_stride + k, columns, split + m * stride);
-    const auto* data = static_cast<const uint16_t*>(w.data) + k;
     const bool more = add || k > 0;
-    int64_t n = 0;
-    for (; n + kWidthRows <= N; n += kWidthRows) {
-      dot_tile_halves<kWidthRows>(split, stride, M, data + n * w.stride, w.stride, columns, out + n, out_stride, more);
-    }
-    for (; n < N; ++n) {
-      dot_tile_halves<1>(split, stride, M, data + n * w.stride, w.stride, columns, out + n, out_stride, more);
+    const int64_t strip = strip_rows(columns * 2);
+    for (int64_t n = 0; n < N; n += strip) {
+      const int64_t width = N - n < strip ? N - n : strip;
+      const auto* data = static_cast<const uint16_t*>(w.data) + n * w.stride + k;
+      const auto rows = [&](auto count, auto wide, int64_t m) {
+        dot_strip_halves<decltype(count)::value, decltype(wide)::value>(
+            split + m * stride, stride, data, w.stride, width, columns, out + m * out_stride + n, out_stride, more);
+      };
+      int64_t m = 0;
+      for (; m + kTileRows <= M; m += kTileRows) rows(Count<kTileRows>{}, Count<kHalvesWidthRows>{}, m);
+      for (; m + 3 <= M; m += 3) rows(Count<3>{}, Count<kFewWidthRows>{}, m);
+      for (; m + 2 <= M; m += 2) rows(Count<2>{}, Count<kFewWidthRows>{}, m);
+      if (m < M) rows(Count<1>{}, Count<kFewWidthRows>{}, m);
     }
   }
 }
@@ -324,13 +371,13 @@ void widen(Format format, const void* from, float* to, int64_t count);
 // Many rows of x: a tile of w is widened once for all of them.
 void dot_many(const float* x, int64_t x_stride, int64_t M, Matrix w, int64_t N, int64_t K, float* out,
               int64_t out_stride, bool add) {
-  alignas(64) float tile[kWidthRows * kTileColumns];
+  alignas(64) float tile[kWeightRows * kTileColumns];
   for (int64_t k = 0; k < K; k += kTileColumns) {
     const int64_t columns = K - k < kTileColumns ? K - k : kTileColumns;
     for (int64_t m = 0; m < M; m += kTileBatch) {
       const int64_t rows = M - m < kTileBatch ? M - m : kTileBatch;
-      for (int64_t n = 0; n < N; n += kWidthRows) {
-        const int64_t width = N - n < kWidthRows ? N - n : kWidthRows;
+      for (int64_t n = 0; n < N; n += kWeightRows) {
+        const int64_t width = N - n < kWeightRows ? N - n : kWeightRows;
         Matrix part = w.at(n, k);
         if (w.format != Format::kF32) {
           for (int64_t i = 0; i < width; ++i) widen(w.format, part.row(i).data, tile + i * columns, columns);
@@ -397,8 +444,8 @@ void mix_format(const float* p, int64_t p_stride, int64_t M, Matrix rows, int64_
                 int64_t out_stride) {
   const auto* data = static_cast<const typename Stored<F>::Type*>(rows.data);
   int64_t m = 0;
-  for (; m + kTileRows <= M; m += kTileRows) {
-    mix_tile<F, kTileRows>(p + m * p_stride, p_stride, data, rows.stride, T, C, out + m * out_stride, out_stride);
+  for (; m + kMixRows <= M; m += kMixRows) {
+    mix_tile<F, kMixRows>(p + m * p_stride, p_stride, data, rows.stride, T, C, out + m * out_stride, out_stride);
   }
   for (; m + 2 <= M; m += 2) {
     mix_tile<F, 2>(p + m * p_stride, p_stride, data, rows.stride, T, C, out + m * out_stride, out_stride);
@@ -551,58 +598,25 @@ void added(const float* x, float* out, int64_t count) {
   each(count, out, [&](int64_t i, int64_t n) { return load_up_to(out + i, n) + load_up_to(x + i, n); });
 }
 
-void int4(const uint8_t* q, float zero, float scale, float* out, int64_t count) {
-  // Two columns a byte become two bytes of a word, in their order.
-  const auto convert = [&](Byte packed, float* to) {
-    const Half pairs = __builtin_convertvector(packed, Half);
-    const Half apart = (pairs & 0x0f) | (pairs & 0xf0) << 4;
-    Byte columns[2];
-    std::memcpy(columns, &apart, sizeof columns);
-    for (int half = 0; half < 2; ++half) {
-      const Vec values = __builtin_convertvector(__builtin_convertvector(columns[half], Int), Vec);
-      store(to + half * kLanes, (values - splat(zero)) * splat(scale));
-    }
-  };
-  int64_t i = 0;
-  Byte packed = {};
-  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
-    std::memcpy(&packed, q + i / 2, sizeof packed);
-    convert(packed, out + i);
-  }
-  if (i == count) return;
-  float rest[2 * kLanes];
-  packed = Byte{};
-  std::memcpy(&packed, q + i / 2, static_cast<size_t>((count - i + 1) / 2));
-  convert(packed, rest);
-  std::memcpy(out + i, rest, static_cast<size_t>(count - i) * sizeof(float));
-}
+#include "int4_loops.inl"
 
 void fp8(const uint8_t* bytes, float scale, float* out, int64_t count) {
   // Exponent and mantissa move to their places in a float, whose bias is 120 larger: 2^120, in two exact steps.
   const Vec rebias = splat(bits<float>(uint32_t{0x7b800000}));
-  const auto convert = [&](Byte b) {
-    const Uint word = __builtin_convertvector(b, Uint);
+  const auto convert = [&](Uint word) {
     const Vec magnitude = bits<Vec>((word & 0x7fu) << 20) * rebias;
     const Uint nan = bits<Uint>(Int((word & 0x7fu) == 0x7fu)) & 0x7fc00000u;
     return bits<Vec>(bits<Uint>(magnitude) | nan | (word & 0x80u) << 24) * splat(scale);
   };
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    Byte b;
-    std::memcpy(&b, bytes + i, sizeof b);
-    store(out + i, convert(b));
-  }
-  if (i < count) {
-    Byte b = {};
-    std::memcpy(&b, bytes + i, static_cast<size_t>(count - i));
-    store_some(out + i, convert(b), count - i);
-  }
+  for (; i + kLanes <= count; i += kLanes) store(out + i, convert(load_bytes(bytes + i)));
+  if (i < count) store_some(out + i, convert(load_some_bytes(bytes + i, count - i)), count - i);
 }
 
 }  // namespace
 
 extern const Isa PICCARD_ISA;
 const Isa PICCARD_ISA = {PICCARD_ISA_NAME, dot_rows, mix_rows,       widen,  narrow,  softmax, sigmoid, swiglu,
-                         sum_of_squares,   scaled,   product, added, int4, fp8};
+                         sum_of_squares,   scaled,   product, added, int4, dot_int4, fp8};
 
 }  // namespace piccard

@@ -6,8 +6,8 @@ namespace piccard::matmul_int4 {
 void compute(Call& call) {
   const int64_t T = call.value(name::T), K = call.value(name::K), N = call.value(name::N);
   const Floats x(call.input(input::x)), bias(call.input(input::bias)), residual(call.input(input::residual));
-  const Int4Weight weight(call.input(input::weight).as<uint8_t>(), matrix_of(call.input(input::scales), 0),
-                          call.input(input::zeros).as<uint8_t>(), K, call.value(name::group_size));
+  const Int4Tensors tensors{call.input(input::weight), call.input(input::scales), call.input(input::zeros)};
+  const Int4Weight weight(tensors, 0, K, call.value(name::group_size));
   Result y(call, output::y);
   linear(call, x.data(), T, K, weight, N, bias.data(), residual.data(), y.data());
   y.finish();

@@ -20,7 +20,7 @@ enum ElementType : int {
 
 constexpr int kMaxRank = 4;
 constexpr int kMaxNames = 24;
-constexpr int kMaxInputs = 12;
+constexpr int kMaxInputs = 16;
 constexpr int kMaxOutputs = 4;
 constexpr int kMaxReals = 4;
 // Of attributes and of a sequence's length: buffers are sized by products of two and small factors, which have to fit.

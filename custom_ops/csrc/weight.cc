@@ -4,9 +4,9 @@ namespace piccard {
 
 namespace {
 
-constexpr int64_t kUnpackedRows = 4;
+constexpr int64_t kUnpackedRows = kWeightRows;
 // A multiple of 8, as unpack wants; it may cut a group of columns that shares a scale.
-constexpr int64_t kUnpackedColumns = 1024;
+constexpr int64_t kUnpackedColumns = 512;
 // Multiplications that take about as long as it takes to share them.
 constexpr int64_t kPart = 1 << 17;
 constexpr int64_t kMaxParts = 64;
@@ -32,11 +32,10 @@ int64_t parts_for(int64_t multiplications, int64_t parts) {
 
 void linear(Call& call, const float* x, int64_t M, int64_t K, const Weight& weight, int64_t N, const float* bias,
             const float* residual, float* y) {
-  // Whole groups of four rows, which are read together.
-  const int64_t groups = ceil_div(N, 4);
+  const int64_t groups = ceil_div(N, kWeightRows);
   const int64_t parts = parts_for(M * N * K, groups);
   call.parallel(parts, [&](int64_t part) {
-    const int64_t first = groups * part / parts * 4, last = min(N, groups * (part + 1) / parts * 4);
+    const int64_t first = groups * part / parts * kWeightRows, last = min(N, groups * (part + 1) / parts * kWeightRows);
     if (first >= last) return;
     weight.dot(x, K, M, first, last, y + first, N);
     for (int64_t m = 0; m < M; ++m) {

@@ -17,6 +17,11 @@ What there is: CPU kernels for x86-64 (AVX2, AVX-512, chosen at run time; the va
 one: generic, avx2) and a portable form for other processors. What there is not yet: CUDA kernels, packed cache formats.
 `piccard publish CHECKPOINT --runner onnxruntime` serves a checkpoint with them, on a CPU.
 
+`piccard export CHECKPOINT OUT --quantize int4` packs products and experts for DeepSeekMatMulInt4 and DeepSeekMoEInt4:
+in groups of 32 columns, each element rounded to the nearest of 16 steps from a group's least to its largest, 0 among
+them, with zeros, and scales in the checkpoint's type. The embedding, norms, biases, gates, kv_b and the head stay as
+they are. [What that does to the logits](performance.md#int4-exports) is measured.
+
 A type or shape that is known when a session is made and that an operator does not take fails there, naming operator,
 node and constraint; one that is not known fails the run. Sizes are formulas: a bare name that is no attribute is the
 same size wherever it stands. No size may be 0. T, U and W stand for types; inputs of one letter have one type.

@@ -9,6 +9,7 @@ from piccard_contract.request import Attempt as AttemptKeys
 from piccard_contract.request import GatewayClaims, GenerateRequest
 
 from piccard_canary.availability import LoadedVersion
+from piccard_canary.load import AttemptLoad
 from piccard_canary.protocols import Stamp
 
 # Outputs that the router reads, whatever the client asked for. Why a generation ended is in the details of its last
@@ -28,28 +29,37 @@ class Attempt:
         request: what the version is asked.
         stamp: what its responses are told with.
         started: monotonic seconds.
-        last_token: monotonic seconds of its last tokens, or None before the first.
+        first_token, last_token: monotonic seconds of its first and last tokens, or None before the first.
         logprob_base: cumulative_logprob of the tokens that were resumed from, to be added to the version's own.
         introduced: whether the client has seen a response of it.
         tripped: whether the watchdog has found it at fault, so that it is not found twice.
         given_up: whether it was taken from its thread, which may still be blocked on the version.
         ended: whether its thread is through with it.
+        load: the load of its version while it runs.
     """
 
     loaded: LoadedVersion
     request: GenerateRequest
     stamp: Stamp
     started: float
+    first_token: float | None = None
     last_token: float | None = None
     logprob_base: float | None = None
     introduced: bool = False
     tripped: bool = False
     given_up: bool = False
     ended: bool = False
+    load: AttemptLoad | None = None
 
     @property
     def version(self) -> int:
         return self.loaded.version
+
+    def token_gap(self, tokens: int) -> float | None:
+        """Seconds between two of its `tokens` on average; None for fewer than two."""
+        if self.first_token is None or self.last_token is None or tokens < 2:
+            return None
+        return (self.last_token - self.first_token) / (tokens - 1)
 
     def fault(self, now: float, process: int | None, deadlines: Deadlines) -> RequestError | None:
         """What is wrong with it at `now`, where `process` is the version's living process."""

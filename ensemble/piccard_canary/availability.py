@@ -21,12 +21,14 @@ class LoadedVersion:
     Attributes:
         pid: its process; attempts end when another stands in its place.
         tokenizer_hash, template_hash: streams move only between versions where both agree.
+        requests: that it runs and lets wait, whoever sent them.
     """
 
     version: int
     pid: int
     tokenizer_hash: str = ""
     template_hash: str = ""
+    requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,5 +98,9 @@ def _loaded(section: Section) -> LoadedVersion | None:
     if not section.alive or data.get("phase") != "ready":
         return None
     return LoadedVersion(
-        int(data["version"]), section.pid, data.get("tokenizer_hash", ""), data.get("template_hash", "")
+        int(data["version"]),
+        section.pid,
+        data.get("tokenizer_hash", ""),
+        data.get("template_hash", ""),
+        int(data.get("running", 0)) + int(data.get("waiting", 0)),
     )

@@ -28,6 +28,10 @@ class RequestLine:
         decision: the first reason.
         attempts: the versions that failed it, each with its code.
         code: OK or why it failed.
+        truncated: the versions that failed it after their first token.
+        token_gap_s: between two tokens on average, of the last attempt.
+        first_load, gap_load: requests of that version in flight on average until its first token, and after it.
+        others: requests of other versions in flight when it began.
     """
 
     at: str
@@ -46,6 +50,11 @@ class RequestLine:
     completion_tokens: int = 0
     cached_tokens: int = 0
     tenant: str = ""
+    truncated: list[int] = field(default_factory=list)
+    token_gap_s: float | None = None
+    first_load: float | None = None
+    gap_load: float | None = None
+    others: int = 0
 
 
 class RequestLog:

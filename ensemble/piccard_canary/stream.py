@@ -25,6 +25,7 @@ from piccard_canary.cancel import CancelDesk, mint_token
 from piccard_canary.counters import Counters, version_label
 from piccard_canary.decision import RETRY_AFTER, Decision, Fleet, successor
 from piccard_canary.delivery import Delivery
+from piccard_canary.load import AttemptLoad, LoadMeter
 from piccard_canary.protocols import Frame, Sender, Stamp, VersionClient
 from piccard_canary.request_log import RequestLine
 from piccard_canary.resume import Progress, obstacle, resumed_request
@@ -43,6 +44,7 @@ class Surroundings:
         write: takes the request's log line.
         log: takes a sentence for the server's log.
         clock: monotonic seconds.
+        load: counts what is in flight.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Surroundings:
     write: Callable[[RequestLine], None]
     log: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
+    load: LoadMeter = field(default_factory=lambda: LoadMeter(time.monotonic))
 
 
 @dataclass(slots=True)
@@ -61,6 +64,8 @@ class _Record:
     """What the log and the metrics want to know at the end."""
 
     failures: list[dict[str, Any]] = field(default_factory=list)
+    truncated: list[int] = field(default_factory=list)
+    last: Attempt | None = None
     tried: list[int] = field(default_factory=list)
     first_token: float | None = None
     usage: Usage = field(default_factory=Usage)
@@ -195,6 +200,7 @@ class Stream:
         """Read an attempt to its end; why it failed, or None where the request ended with it or it was given up."""
         in_flight = self._around.counters.gauge("piccard_in_flight", version=version_label(attempt.version))
         in_flight.inc()
+        load = attempt.load = AttemptLoad(self._around.load, attempt.version, attempt.loaded.requests)
         failure: RequestError | None = None
         try:
             frames: Iterator[Frame] = self._around.client.open(attempt.version, attempt.request, self._outputs)
@@ -210,6 +216,7 @@ class Stream:
             failure = failure or RequestError(ErrorCode.INTERNAL, "the router failed; its log has the details")
         finally:
             in_flight.dec()
+            load.end()
             with self._lock:
                 attempt.ended = True
                 if attempt.given_up:
@@ -265,6 +272,7 @@ class Stream:
             self._gaps = self._around.counters.histogram(
                 "piccard_inter_token_seconds", version=version_label(attempt.version)
             )
+            self._first_of(attempt, now)
         elif self._gaps is not None:
             self._gaps.observe((now - attempt.last_token) / len(tokens))
         attempt.last_token = now
@@ -277,6 +285,11 @@ class Stream:
             self._around.counters.histogram("piccard_first_token_seconds", version=label).observe(
                 self._record.first_token
             )
+
+    def _first_of(self, attempt: Attempt, now: float) -> None:
+        attempt.first_token = now
+        if attempt.load is not None:
+            attempt.load.first_token()
 
     def _add_logprob(self, attempt: Attempt, response: Response) -> None:
         choice = response.choices[0]
@@ -307,6 +320,8 @@ class Stream:
             label = version_label(attempt.version)
             self._around.counters.count("piccard_attempt_failures_total", version=label, code=code.value)
             self._record.failures.append({"version": attempt.version, "code": code.value})
+            if attempt.last_token is not None:
+                self._record.truncated.append(attempt.version)
             try:
                 return self._next(attempt, error.at(attempt.version))
             except RequestError as last:
@@ -379,6 +394,7 @@ class Stream:
         attempt = Attempt(loaded, asked, stamp, started=self._around.clock())
         self._record.tried.append(version)
         self._record.served = stamp
+        self._record.last = attempt
         self.tokens.append(token)
         self._on_token(self, token)
         self.current = attempt
@@ -428,6 +444,9 @@ class Stream:
     def _line(self, code: str, seconds: float) -> RequestLine:
         record = self._record
         usage = record.usage
+        tokens = usage.completion_tokens or len(self._progress.token_ids)
+        last = record.last
+        load = last.load if last is not None else None
         return RequestLine(
             at=time_of_day(),
             id=self.request.id,
@@ -442,9 +461,14 @@ class Stream:
             first_token_s=record.first_token,
             seconds=seconds,
             prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens or len(self._progress.token_ids),
+            completion_tokens=tokens,
             cached_tokens=usage.cached_tokens,
             tenant=self._claims.tenant if self._claims else "",
+            truncated=record.truncated,
+            token_gap_s=last.token_gap(tokens) if last is not None else None,
+            first_load=load.waiting() if load is not None else None,
+            gap_load=load.sending() if load is not None else None,
+            others=load.others if load is not None else 0,
         )
 
 

@@ -122,6 +122,13 @@ class BlockPool:
             del self._idle[block]
             self._free.append(block)
 
+    def drop_idle(self) -> None:
+        """Forget the content of all blocks that nobody owns."""
+        for block in self._idle:
+            del self._block_of[self._key_of.pop(block)]
+        self._free.extend(self._idle)
+        self._idle.clear()
+
     def _take(self) -> int:
         if self._free:
             block = self._free.popleft()

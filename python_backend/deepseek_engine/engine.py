@@ -3,6 +3,7 @@
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +14,7 @@ from deepseek_engine.choice import Choice, Finish
 from deepseek_engine.failures import breaks_the_device, is_out_of_memory
 from deepseek_engine.pacing import PrefillPacer
 from deepseek_engine.prefix_cache import PrefixCache
+from deepseek_engine.queue_policy import QueuePolicy, queue_rank
 from deepseek_engine.request import EngineError, EngineOutput, EngineRequest, EngineStats
 from deepseek_engine.runners.base import ModelRunner
 from deepseek_engine.scheduler import Scheduler, Share
@@ -57,12 +59,19 @@ class Engine:
         runner: executes steps; owns weights and cache.
         tokenizer: the checkpoint's.
         settings: budgets and limits.
+        clock: seconds, monotonic.
 
     Raises:
         ValueError: settings that model and cache cannot meet.
     """
 
-    def __init__(self, runner: ModelRunner, tokenizer: "Tokenizer", settings: EngineSettings) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        tokenizer: "Tokenizer",
+        settings: EngineSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.max_model_len = settings.context_for(runner.max_position_embeddings, runner.num_blocks)
         self._runner = runner
         self._tokenizer = tokenizer
@@ -83,14 +92,20 @@ class Engine:
         self._outputs: list[EngineOutput] = []
         self._generated_tokens = 0
         self._prompt_tokens = 0
+        self._clock = clock
+        self._queue = QueuePolicy(settings.max_num_waiting, settings.max_queue_seconds)
+        self._refused = 0
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request.
 
         Raises:
-            RequestError: INVALID_VALUE, MISSING_INPUT, INVALID_TOKEN or CONTEXT_LENGTH_EXCEEDED, saying what to change.
+            RequestError: INVALID_VALUE, MISSING_INPUT, INVALID_TOKEN or CONTEXT_LENGTH_EXCEEDED, saying what to change;
+                OVERLOADED where queue or cache are full. A request that was begun elsewhere is always taken.
         """
         self._check(request)
+        if not request.output_ids:
+            self._check_room(request)
         sequences = self._sequences(request)
         choices = {sequence.choice: Choice(sequence, self._tokenizer, self._eos_set) for sequence in sequences}
         self._requests[request.id] = choices
@@ -113,6 +128,7 @@ class Engine:
 
     def step(self) -> list[EngineOutput]:
         """Run one step and return what it and aborts since the last one produced."""
+        self._give_up_overdue()
         shares = self._scheduler.schedule()
         if shares:
             started = time.perf_counter()
@@ -142,6 +158,8 @@ class Engine:
             preemptions=self._scheduler.num_preemptions,
             generated_tokens=self._generated_tokens,
             prompt_tokens=self._prompt_tokens,
+            pressure=self._scheduler.pressure.level,
+            refused=self._refused,
         )
 
     def preempt(self, request_id: str) -> None:
@@ -163,6 +181,28 @@ class Engine:
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         self._check_tokens("logit_bias", list(params.logit_bias))
         self._check_length(request)
+
+    def _check_room(self, request: EngineRequest) -> None:
+        self._scheduler.observe_pressure()
+        try:
+            self._queue.check(len(self._scheduler.waiting), request.params.n)
+            self._scheduler.pressure.check(len(request.prompt_ids), self._queue.retry_after)
+        except RequestError:
+            self._refused += 1
+            raise
+
+    def _give_up_overdue(self) -> None:
+        """Fail the requests none of whose choices has run and which have waited too long."""
+        now = self._clock()
+        late = {
+            sequence.request_id: None
+            for sequence in self._scheduler.waiting
+            if sequence.choice == 0 and not sequence.started and self._queue.is_overdue(now - sequence.arrived)
+        }
+        for request_id in late:
+            self._refused += 1
+            for choice in list(self._requests[request_id].values()):
+                self._fail(choice, self._queue.overdue())
 
     def _check_tokens(self, name: str, token_ids: list[int]) -> None:
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._runner.vocab_size:
@@ -194,6 +234,8 @@ class Engine:
         params = request.params
         # An unseeded request gets a seed of its own, so that its stream can be told again too.
         seed = secrets.randbits(64) if params.fixed_seed is None else params.fixed_seed
+        arrived, expected = self._clock(), len(request.prompt_ids) + self._max_output(request)
+        rank = queue_rank(arrived, request.priority, expected)
         sequences: list[Sequence] = []
         for choice in range(params.n):
             sequence = Sequence(
@@ -207,6 +249,8 @@ class Engine:
                 max_output=self._max_output(request),
                 seed=seed,
                 priority=request.priority,
+                rank=rank,
+                arrived=arrived,
                 salt=request.salt,
                 parent=sequences[0] if sequences else None,
             )
@@ -218,6 +262,8 @@ class Engine:
         finished, self._finished = self._finished, []
         new = [share.sequence for share in shares if share.sequence.id not in self._known]
         self._known.update(sequence.id for sequence in new)
+        for sequence in new:
+            self._queue.began(self._clock() - sequence.arrived)
         return StepPlan(
             rows=[_row(share) for share in shares], new=[self._new(sequence) for sequence in new], finished=finished
         )
@@ -238,7 +284,7 @@ class Engine:
             sequence = share.sequence
             choice = self._requests[sequence.request_id][sequence.choice]
             if index in result.errors:
-                self._fail(choice, ErrorCode.NUMERICAL_ERROR, result.errors[index])
+                self._fail(choice, EngineError(ErrorCode.NUMERICAL_ERROR, result.errors[index]))
                 continue
             self._scheduler.advance(sequence, share.count)
             if index in result.prompt_logprobs:
@@ -266,12 +312,12 @@ class Engine:
             del self._requests[sequence.request_id]
         self._outputs.append(output)
 
-    def _fail(self, choice: Choice, code: ErrorCode, message: str) -> None:
+    def _fail(self, choice: Choice, error: EngineError) -> None:
         self._scheduler.distrust(choice.sequence)
         choice.finish = Finish("error")
         # What the text holds back stays untold: another version that goes on after these tokens tells it.
         output = choice.output([], "")
-        output.error = EngineError(code, message)
+        output.error = error
         self._end(choice, output)
 
     def _fail_all(self, shares: list[Share], error: Exception) -> None:
@@ -288,7 +334,7 @@ class Engine:
                 f"a step failed ({type(error).__name__}); the version's log has the details",
             )
         for share in shares:
-            self._fail(self._requests[share.sequence.request_id][share.sequence.choice], code, message)
+            self._fail(self._requests[share.sequence.request_id][share.sequence.choice], EngineError(code, message))
 
     def _observe(self, shares: list[Share], plan: StepPlan, seconds: float) -> None:
         num_decodes = sum(share.count == 1 for share in shares)

@@ -202,7 +202,7 @@ class EngineLoop:
             told = [output for output in outputs if output.error is None]
             if told:
                 active.sink.put(told, last=False)
-            self._end(request_id, RequestError(failed.code, failed.message))
+            self._end(request_id, RequestError(failed.code, failed.message, retry_after=failed.retry_after))
             return
         active.running.difference_update(output.choice for output in outputs if output.finish_reason is not None)
         if not active.running:

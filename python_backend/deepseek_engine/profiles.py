@@ -8,13 +8,25 @@ from deepseek_engine.settings import EngineSettings
 PROFILES: dict[str, EngineSettings] = {
     # Streams stay even while prompts arrive, and neither waits long for the other.
     "balanced": EngineSettings(),
-    # Few streams at once and small chunks: the shortest gaps, at the price of prompts that take longer.
+    # Few streams at once, small chunks and a short queue: the shortest gaps, at the price of prompts that take longer.
     "latency": EngineSettings(
-        max_num_seqs=16, max_num_batched_tokens=512, prefill_chunk=64, prefill_gap=1.5, block_size=16
+        max_num_seqs=16,
+        max_num_waiting=128,
+        max_queue_seconds=30.0,
+        max_num_batched_tokens=512,
+        prefill_chunk=64,
+        prefill_gap=1.5,
+        block_size=16,
     ),
-    # Many streams and prompts in large pieces: the most tokens a second, at the price of gaps.
+    # Many streams, prompts in large pieces and a long queue: the most tokens a second, at the price of gaps.
     "throughput": EngineSettings(
-        max_num_seqs=256, max_num_batched_tokens=8192, prefill_chunk=2048, prefill_gap=None, block_size=64
+        max_num_seqs=256,
+        max_num_waiting=4096,
+        max_queue_seconds=300.0,
+        max_num_batched_tokens=8192,
+        prefill_chunk=2048,
+        prefill_gap=None,
+        block_size=64,
     ),
 }
 

@@ -43,10 +43,15 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class EngineError:
-    """Why a request failed."""
+    """Why a request failed.
+
+    Attributes:
+        retry_after: seconds after which it may be sent again, or None.
+    """
 
     code: ErrorCode
     message: str
+    retry_after: float | None = None
 
 
 @dataclass(slots=True)
@@ -99,6 +104,8 @@ class EngineStats:
         preemptions: since the start.
         generated_tokens: since the start.
         prompt_tokens: tokens of the prompts of requests added since the start.
+        pressure: level of the cache, 0 to 3 (`memory_pressure.Pressure`).
+        refused: requests that were not taken, or given up in the queue, since the start.
     """
 
     running: int
@@ -110,3 +117,5 @@ class EngineStats:
     preemptions: int
     generated_tokens: int
     prompt_tokens: int
+    pressure: int = 0
+    refused: int = 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from deepseek_engine.block_pool import BlockPool
+from deepseek_engine.memory_pressure import MemoryPressure, Pressure
 from deepseek_engine.pacing import PrefillPacer
 from deepseek_engine.prefix_cache import PrefixCache
 from deepseek_engine.sequence import Sequence, SequenceStatus
@@ -27,12 +28,13 @@ class Share:
 
 
 class Scheduler:
-    """Decides by priority, then arrival.
+    """Decides by rank (`queue_policy.queue_rank`), then arrival.
 
     Every running sequence that decodes has its token in every step; what is left of the budget goes to prompts, oldest
     first, at most `PrefillPacer.chunk` of it while others decode, so that a long prompt never stalls a stream. A prompt
     is admitted when the pool holds all its tokens. A decode that finds no block takes those of the worst running
-    sequence (the last by priority, then arrival), which later recomputes.
+    sequence (the last by rank, then arrival), which later recomputes. `memory_pressure.Pressure` says what else is done
+    when the cache fills up.
 
     Args:
         settings: budgets.
@@ -55,6 +57,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.pressure = MemoryPressure(pool.num_blocks * pool.block_size)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -62,13 +65,25 @@ class Scheduler:
 
     def schedule(self) -> list[Share]:
         """The next step, decodes first. Empty only when nothing is waiting or running."""
+        level = self.observe_pressure()
+        if level >= Pressure.TIGHT:
+            self._pool.drop_idle()
+        if level >= Pressure.SCARCE:
+            self._yield_to_better()
         shares = self._schedule_decodes()
         budget = self._settings.max_num_batched_tokens - len(shares)
         if shares:
             budget = min(budget, self._pacer.chunk())
+        if level >= Pressure.TIGHT:
+            budget = -(-budget // 2)
         budget = self._schedule_prefills(shares, budget)
         self._admit(shares, budget)
         return shares
+
+    def observe_pressure(self) -> Pressure:
+        """The level of the cache as it is now."""
+        self.pressure.observe(self._pool.num_referenced / self._pool.num_blocks)
+        return self.pressure.level
 
     def advance(self, sequence: Sequence, count: int) -> None:
         """Record that `count` more tokens of the sequence are in the cache."""
@@ -116,6 +131,16 @@ class Scheduler:
             if victim is sequence:
                 return False
         return True
+
+    def _yield_to_better(self) -> None:
+        """Make room for the first that waits, at the price of running ones of a worse priority that come after it."""
+        if not self.waiting:
+            return
+        first = self.waiting[0]
+        lesser = [other for other in self.running if other.priority > first.priority and other.order > first.order]
+        needed = self._pool.blocks_for(len(first.token_ids))
+        while lesser and needed + len(self.running) > self._pool.num_available:
+            self.preempt(lesser.pop())
 
     def _schedule_prefills(self, shares: list[Share], budget: int) -> int:
         for sequence in self.running:

@@ -25,6 +25,9 @@ class Sequence:
         num_prompt: tokens of the prompt.
         num_resumed: output tokens that were generated elsewhere.
         max_output: output tokens at most, the resumed ones included.
+        priority: lower is more important.
+        rank: place in the queue, lower first (`queue_policy.queue_rank`).
+        arrived: when it came, in seconds of the engine's clock.
         parent: the request's first choice, whose prompt blocks this one shares.
         block_table: cache blocks, enough for the tokens of the step under way.
         num_computed: tokens in the cache.
@@ -43,6 +46,8 @@ class Sequence:
     max_output: int
     seed: int
     priority: int = 0
+    rank: float = 0.0
+    arrived: float = 0.0
     salt: str = ""
     num_resumed: int = 0
     parent: Optional["Sequence"] = None
@@ -57,9 +62,9 @@ class Sequence:
     logprobs_to: int = 0
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Sorts by priority (lower first), then by arrival."""
-        return self.priority, self.id
+    def order(self) -> tuple[float, int]:
+        """Sorts by rank, then by arrival."""
+        return self.rank, self.id
 
     @property
     def num_remaining(self) -> int:

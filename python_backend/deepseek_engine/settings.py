@@ -16,6 +16,8 @@ class EngineSettings:
         num_blocks: blocks of the cache; None derives them from cache_bytes.
         cache_bytes: size of the cache where num_blocks is None.
         max_num_seqs: sequences that run at once.
+        max_num_waiting: sequences that may wait; a request that comes when there are more is refused.
+        max_queue_seconds: how long a sequence may wait for its first step before its request is given up.
         max_num_batched_tokens: tokens a step, decodes and prefill together.
         prefill_chunk: prefill tokens a step while other sequences decode; without decodes the whole budget is used.
         prefill_gap: while others decode, prefill is made smaller still so that a step takes about this many times a
@@ -29,6 +31,8 @@ class EngineSettings:
     num_blocks: int | None = None
     cache_bytes: int = _DEFAULT_CACHE_BYTES
     max_num_seqs: int = 64
+    max_num_waiting: int = 512
+    max_queue_seconds: float = 60.0
     max_num_batched_tokens: int = 2048
     prefill_chunk: int = 256
     prefill_gap: float | None = 2.0
@@ -38,12 +42,15 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         self._check(self.block_size in BLOCK_SIZES, f"block_size is {self.block_size}; use one of {BLOCK_SIZES}")
-        for name in ("cache_bytes", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk"):
+        for name in ("cache_bytes", "max_num_seqs", "max_num_waiting", "max_num_batched_tokens", "prefill_chunk"):
             value = getattr(self, name)
             self._check(value >= 1, f"{name} is {value}; it has to be at least 1")
         for name in ("num_blocks", "max_model_len"):
             value = getattr(self, name)
             self._check(value is None or value >= 1, f"{name} is {value}; leave it out or make it at least 1")
+        self._check(
+            self.max_queue_seconds > 0, f"max_queue_seconds is {self.max_queue_seconds}; it has to be more than 0"
+        )
         self._check(
             self.max_num_batched_tokens >= self.max_num_seqs,
             f"max_num_batched_tokens {self.max_num_batched_tokens} is less than max_num_seqs {self.max_num_seqs}, so "

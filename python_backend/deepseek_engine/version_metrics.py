@@ -12,12 +12,14 @@ _TOTALS = {
     "piccard_generated_tokens_total": "generated_tokens",
     "piccard_cached_tokens_total": "prefix_hit_tokens",
     "piccard_preemptions_total": "preemptions",
+    "piccard_engine_refusals_total": "refused",
 }
 _GAUGES = {
     "piccard_sequences_running": "running",
     "piccard_sequences_waiting": "waiting",
     "piccard_cache_blocks_free": "free_blocks",
     "piccard_cache_blocks": "total_blocks",
+    "piccard_cache_pressure": "pressure",
 }
 _UNSIGNED = "piccard_direct_unsigned_claims_total"
 

@@ -165,7 +165,7 @@ def test_an_abort_ends_the_request_here_and_in_the_engine() -> None:
 def test_a_choice_that_fails_ends_the_request() -> None:
     class OneFails(CountingBackend):
         def outputs(self) -> list[EngineOutput]:
-            error = EngineError(ErrorCode.NUMERICAL_ERROR, "not a number")
+            error = EngineError(ErrorCode.OVERLOADED, "too late", 7.0)
             return [output("a", "x"), output("a", "", choice=1, error=error)]
 
     backend = OneFails()
@@ -175,7 +175,7 @@ def test_a_choice_that_fails_ends_the_request() -> None:
     assert sink.text == "x"
     assert sink.ends == 1
     assert sink.error is not None
-    assert sink.error.code is ErrorCode.NUMERICAL_ERROR
+    assert (sink.error.code, sink.error.retry_after) == (ErrorCode.OVERLOADED, 7.0)
     assert backend.aborted == ["a"]
 
 

@@ -29,7 +29,18 @@ class Harness:
 
     def add(self, prompt, output=4, priority=0, salt="", parent=None):
         sequence = Sequence(
-            self.count, "r", 0, PARAMS, list(prompt), len(prompt), output, 0, priority, salt, parent=parent
+            self.count,
+            "r",
+            0,
+            PARAMS,
+            list(prompt),
+            len(prompt),
+            output,
+            0,
+            priority=priority,
+            rank=priority,
+            salt=salt,
+            parent=parent,
         )
         self.count += 1
         self.scheduler.add(sequence)

@@ -123,9 +123,11 @@ def test_a_resumed_request_goes_on(server: VersionServer) -> None:
 
 
 def test_responses_are_coalesced_where_that_is_asked_for(server: VersionServer) -> None:
-    script = {"tokens": 40, "delay_s": 0.001}
+    script = {"tokens": 40, "delay_s": 0.05}
     reply = answer(server, text_input="a b", stream=True, extensions={"script": script, "coalesce_ms": 10_000})
-    assert [len(response["token_ids"]) for response in reply.responses] == [1, 15]
+    counts = [len(response["token_ids"]) for response in reply.responses]
+    # A slow machine may have more than one token before the first response.
+    assert (len(counts), sum(counts)) == (2, 16)
 
 
 @pytest.mark.parametrize(

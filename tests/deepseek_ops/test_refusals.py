@@ -141,6 +141,7 @@ MALFORMED = {
     "negative position": ("DeepSeekRotaryEmbedding", "positions", _set(0, value=-1), r"positions\[0\] is -1"),
     "expert too large": ("DeepSeekMoE", "experts", _set(0, 0, value=1000), r"experts\[0, 0\] is 1000; there are"),
     "negative expert": ("DeepSeekMoE", "experts", _set(0, 0, value=-1), r"experts\[0, 0\] is -1"),
+    "packed expert too large": ("DeepSeekMoEInt4", "experts", _set(0, 0, value=9), r"experts\[0, 0\] is 9; there are"),
 }
 
 
@@ -187,3 +188,27 @@ def test_the_gate_asks_for_what_its_method_needs(library: Path) -> None:
         node = OneNode(library, "DeepSeekMoEGate", {"logits": logits}, {**options, "topk_method": method})
         with pytest.raises(Exception, match=message):
             node.run({"logits": logits})
+
+
+SHARED = {
+    "DeepSeekMoE": ("shared_gate_up", "shared_down"),
+    "DeepSeekMoEInt4": ("shared_gate_up", "shared_gate_up_scales", "shared_down", "shared_down_scales"),
+}
+
+
+@pytest.mark.parametrize(("name", "left_out"), [(name, each) for name, parts in SHARED.items() for each in parts])
+def test_a_shared_expert_is_given_whole(library: Path, name: str, left_out: str) -> None:
+    case = next(case for seed in range(50) if left_out in (case := make_case(name, seed)).inputs)
+    del case.inputs[left_out]
+    with pytest.raises(Exception, match=r"inputs shared_gate_up.* and shared_down.* have to be given"):
+        made(library, case).run(case.inputs)
+
+
+def test_zeros_without_their_shared_expert_are_refused(library: Path) -> None:
+    case = next(
+        case for seed in range(50) if "shared_down_zeros" in (case := make_case("DeepSeekMoEInt4", seed)).inputs
+    )
+    for part in SHARED[case.name]:
+        del case.inputs[part]
+    with pytest.raises(Exception, match="are of a shared expert, which is not given"):
+        made(library, case).run(case.inputs)

@@ -55,7 +55,7 @@ def test_the_header_holds_every_row() -> None:
 
 TOO_LARGE = {
     "kMaxNames": {"attributes": tuple(Attribute(f"a{i}", "int", "d", 1) for i in range(24))},
-    "kMaxInputs": {"inputs": tuple(Input(f"i{i}", "float", ("T",), "d") for i in range(13))},
+    "kMaxInputs": {"inputs": tuple(Input(f"i{i}", "float", ("T",), "d") for i in range(17))},
     "kMaxOutputs": {"outputs": tuple(Output(f"o{i}", "float", ("T",), "d") for i in range(5))},
     "kMaxReals": {"attributes": tuple(Attribute(f"r{i}", "float", "d", 1.0) for i in range(5))},
     "kMaxRank": {"inputs": (Input("i", "float", ("T",) * 5, "d"),)},

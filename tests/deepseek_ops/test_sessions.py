@@ -60,7 +60,8 @@ def test_threads_share_a_session(library: Path) -> None:
 
 
 def test_results_do_not_depend_on_the_threads(library: Path) -> None:
-    for name in ("DeepSeekMatMul", "DeepSeekMLAPagedAttention", "DeepSeekMoE"):
+    names = ("DeepSeekMatMul", "DeepSeekMatMulInt4", "DeepSeekMLAPagedAttention", "DeepSeekMoE", "DeepSeekMoEInt4")
+    for name in names:
         for seed in range(4):
             cases = [make_case(name, seed) for _ in range(2)]
             nodes = [

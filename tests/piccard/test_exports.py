@@ -59,6 +59,14 @@ def test_the_same_is_published_once(service: Service, publish: Callable[..., Ver
     assert len(list(service.exports.iterdir())) == 2
 
 
+def test_an_int4_export_is_another_and_smaller(service: Service, publish: Callable[..., VersionFile]) -> None:
+    whole, _ = named(service, publish())
+    packed, _ = named(service, publish("--quantize=int4"))
+    sizes = [sum(path.stat().st_size for path in folder.iterdir()) for folder in (whole, packed)]
+    assert packed != whole
+    assert sizes[1] < sizes[0]
+
+
 def test_a_dry_run_exports_nothing(service: Service, piccard: Piccard, checkpoint: Path) -> None:
     piccard(service.home, "publish", str(checkpoint), "--runner=onnxruntime", "--dry-run")
     assert not service.exports.exists()
@@ -78,6 +86,7 @@ def test_a_library_of_ones_own_is_copied(service: Service, piccard: Piccard, che
     [
         (["--runner=onnxruntime", "--ops-library=/nowhere/ops.so"], "--ops-library /nowhere/ops.so is no file"),
         (["--runner=torch", "--ops-library=/nowhere/ops.so"], "--ops-library is for --runner onnxruntime"),
+        (["--runner=torch", "--quantize=int4"], "--quantize is for --runner onnxruntime"),
         (["--runner=onnxruntime", "--label=v1.0.0"], "label v1.0.0 is that of version 1"),
     ],
 )

@@ -299,7 +299,7 @@ def test_stable_is_never_pointed_at_what_is_not_there(service: Service) -> None:
     assert stable_target(service) == 1
 
 
-@pytest.mark.parametrize("key", ["checkpoint", "ops_library"])
+@pytest.mark.parametrize("key", ["checkpoint", "export", "ops_library"])
 @pytest.mark.parametrize("path", ["../up", "a/../../b", "..", "a\nb", "\x1b"])
 def test_no_path_of_a_version_leaves_the_home(key: str, path: str) -> None:
     given = {"label": "v1", "checkpoint": "assets", key: path}

@@ -29,6 +29,7 @@ versions = st.builds(
         lambda path: ".." not in path.split("/")
     ),
     runner=st.sampled_from(Runner),
+    export=st.none() | st.just("exports/0a"),
     ops_library=st.none() | st.just("ops/lib.so"),
     profile=st.sampled_from(Profile),
     precision=st.sampled_from(Precision),
@@ -37,7 +38,9 @@ versions = st.builds(
     max_model_len=st.none() | st.integers(1, 10**6),
     cache=st.builds(CacheSettings, dtype=st.sampled_from(CacheDtype), block=st.sampled_from([16, 32, 64])),
     linked=st.booleans(),
-    hashes=st.builds(Hashes, code=hexes, weights=hexes, tokenizer=hexes, template=hexes, ops_library=hexes),
+    hashes=st.builds(
+        Hashes, code=hexes, weights=hexes, tokenizer=hexes, template=hexes, export=hexes, ops_library=hexes
+    ),
 )
 
 

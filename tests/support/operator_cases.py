@@ -18,6 +18,7 @@ from deepseek_engine.kernels.rope import interleaving, rotate_pairs_, rotations
 from deepseek_engine.kernels.swiglu import swiglu
 from deepseek_engine.models.config import RopeConfig
 from deepseek_engine.models.rope_frequencies import rope_frequencies
+from int4_weights import dequantized
 from torch import Tensor
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -139,20 +140,25 @@ def _matmul(draw: Draw) -> Case:
     return Case("DeepSeekMatMul", draw.dtype, inputs, {}, {"y": _product(inputs, inputs["weight"])})
 
 
+def _packed_int4(
+    draw: Draw, inputs: dict[str, Tensor], name: str, *shape: int, group: int, dtype: torch.dtype, scale: float
+) -> Tensor:
+    """Adds a random weight [..., columns] to the inputs; returns what it stands for."""
+    *rows, columns = shape
+    prefix, groups = "" if name == "weight" else f"{name}_", -(-columns // group)
+    q = inputs[name] = draw.integers(0, 256, *rows, -(-columns // 2), dtype=torch.uint8)
+    scales = inputs[f"{prefix}scales"] = draw.uniform(*rows, groups, dtype=dtype) * scale
+    zeros = None
+    if draw.flip():
+        zeros = inputs[f"{prefix}zeros"] = draw.integers(0, 16, *rows, groups, dtype=torch.uint8)
+    return dequantized(q, scales, zeros, columns, group)
+
+
 def _matmul_int4(draw: Draw) -> Case:
     columns, outputs, dtype = draw.size(1, 1500), draw.size(1, 90), draw.weights()
-    group = draw.rng.choice((8, 32, 64, 128))
-    groups = -(-columns // group)
+    group = draw.rng.choice((8, 24, 32, 64, 128))
     inputs = _product_inputs(draw, columns, outputs, dtype)
-    inputs["weight"] = draw.integers(0, 256, outputs, -(-columns // 2), dtype=torch.uint8)
-    inputs["scales"] = draw.uniform(outputs, groups, dtype=dtype) * 0.2
-    zeros = torch.full((outputs, groups), 8, dtype=torch.uint8)
-    if draw.flip():
-        zeros = inputs["zeros"] = draw.integers(0, 16, outputs, groups, dtype=torch.uint8)
-    packed = inputs["weight"]
-    values = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)[:, :columns].float()
-    spread = torch.arange(columns) // group
-    weight = (values - zeros.float()[:, spread]) * inputs["scales"].float()[:, spread]
+    weight = _packed_int4(draw, inputs, "weight", outputs, columns, group=group, dtype=dtype, scale=0.2)
     return Case("DeepSeekMatMulInt4", draw.dtype, inputs, {"group_size": group}, {"y": _product(inputs, weight)})
 
 
@@ -321,35 +327,60 @@ def _moe_gate(draw: Draw) -> Case:
     return Case("DeepSeekMoEGate", torch.float32, inputs, attributes, {"weights": weights, "experts": experts})
 
 
-def _moe(draw: Draw) -> Case:
-    rows, hidden, inner = draw.size(1, 40), draw.size(1, 130), draw.size(1, 90)
-    count, dtype, wide = draw.size(1, 17), draw.weights(), draw.size(1, 60)
-    top_k = draw.size(1, min(count, 6))
+def _routed_rows(draw: Draw, hidden: int, count: int) -> dict[str, Tensor]:
+    rows, top_k = draw.size(1, 40), draw.size(1, min(count, 6))
     inputs = {
         "x": draw.normal(rows, hidden),
         "weights": draw.uniform(rows, top_k, dtype=torch.float32),
         "experts": torch.stack([torch.tensor(draw.rng.sample(range(count), top_k)) for _ in range(rows)]),
-        "gate_up": draw.normal(count, 2 * inner, hidden, dtype=dtype, scale=hidden**-0.5),
-        "down": draw.normal(count, hidden, inner, dtype=dtype, scale=inner**-0.5),
     }
-    residual = torch.zeros(rows, hidden)
     if draw.flip():
         inputs["residual"] = draw.normal(rows, hidden)
-        residual = inputs["residual"].float()
+    return inputs
+
+
+def _mixed(inputs: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Tensor:
+    """The experts' reference; `weights` are those of the operator, whatever `inputs` holds them as."""
+    x = inputs["x"].float()
     y = grouped_experts(
-        inputs["x"].float(),
-        residual,
+        x,
+        inputs["residual"].float() if "residual" in inputs else torch.zeros_like(x),
         inputs["weights"],
         inputs["experts"],
-        inputs["gate_up"].float().permute(2, 0, 1).contiguous(),
-        inputs["down"].float().transpose(1, 2).contiguous(),
+        weights["gate_up"].float().permute(2, 0, 1).contiguous(),
+        weights["down"].float().transpose(1, 2).contiguous(),
         0,
     )
+    if "shared_down" in weights:
+        y = y + swiglu(x @ weights["shared_gate_up"].float().t()) @ weights["shared_down"].float().t()
+    return y
+
+
+def _expert_shapes(draw: Draw, hidden: int, count: int) -> dict[str, tuple[int, ...]]:
+    inner, wide = draw.size(1, 90), draw.size(1, 60)
+    shapes: dict[str, tuple[int, ...]] = {"gate_up": (count, 2 * inner, hidden), "down": (count, hidden, inner)}
     if draw.flip():
-        inputs["shared_gate_up"] = draw.normal(2 * wide, hidden, dtype=dtype, scale=hidden**-0.5)
-        inputs["shared_down"] = draw.normal(hidden, wide, dtype=dtype, scale=wide**-0.5)
-        y = y + swiglu(inputs["x"].float() @ inputs["shared_gate_up"].float().t()) @ inputs["shared_down"].float().t()
-    return Case("DeepSeekMoE", draw.dtype, inputs, {}, {"y": y})
+        shapes |= {"shared_gate_up": (2 * wide, hidden), "shared_down": (hidden, wide)}
+    return shapes
+
+
+def _moe(draw: Draw) -> Case:
+    hidden, count, dtype = draw.size(1, 130), draw.size(1, 17), draw.weights()
+    inputs = _routed_rows(draw, hidden, count)
+    for name, shape in _expert_shapes(draw, hidden, count).items():
+        inputs[name] = draw.normal(*shape, dtype=dtype, scale=shape[-1] ** -0.5)
+    return Case("DeepSeekMoE", draw.dtype, inputs, {}, {"y": _mixed(inputs, inputs)})
+
+
+def _moe_int4(draw: Draw) -> Case:
+    hidden, count, dtype = draw.size(1, 300), draw.size(1, 9), draw.weights()
+    group = draw.rng.choice((8, 24, 32, 64))
+    inputs = _routed_rows(draw, hidden, count)
+    weights = {
+        name: _packed_int4(draw, inputs, name, *shape, group=group, dtype=dtype, scale=0.15 * shape[-1] ** -0.5)
+        for name, shape in _expert_shapes(draw, hidden, count).items()
+    }
+    return Case("DeepSeekMoEInt4", draw.dtype, inputs, {"group_size": group}, {"y": _mixed(inputs, weights)})
 
 
 _MAKERS: dict[str, Callable[[Draw], Case]] = {
@@ -363,4 +394,5 @@ _MAKERS: dict[str, Callable[[Draw], Case]] = {
     "DeepSeekPagedAttention": _paged_attention,
     "DeepSeekMoEGate": _moe_gate,
     "DeepSeekMoE": _moe,
+    "DeepSeekMoEInt4": _moe_int4,
 }

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from piccard.arguments import file_path, finite_seconds, host_name, shown, version_number
 from piccard.errors import OperationError
-from piccard.outcome import Outcome
+from piccard.options import (
+    DEFAULT_HOME,
+    DEFAULT_SERVICE,
+    AsJson,
+    DryRun,
+    Home,
+    ServiceName,
+    VersionNumber,
+    begin_operation,
+    show,
+)
 from piccard.revival import GIVE_UP_AFTER
-
-if TYPE_CHECKING:
-    from piccard.operation import Operation
+from piccard.rollout.cli import rollout_app
 
 app = typer.Typer(
     name="piccard",
@@ -28,29 +34,10 @@ app = typer.Typer(
 
 canary_app = typer.Typer(no_args_is_help=True, help="The version that gets a share of the traffic.")
 app.add_typer(canary_app, name="canary")
+app.add_typer(rollout_app, name="rollout")
 
 key_app = typer.Typer(no_args_is_help=True, help="Keys of the gateway's callers.")
 app.add_typer(key_app, name="key")
-
-DEFAULT_SERVICE = "deepseek"
-DEFAULT_HOME = Path(os.environ.get("PICCARD_HOME", ".piccard"))
-
-Home = Annotated[
-    Path, typer.Option("--home", parser=file_path, metavar="DIR", help="The home; $PICCARD_HOME where it is set.")
-]
-VersionNumber = Annotated[int, typer.Argument(parser=version_number, metavar="VERSION", help="Its number.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and do nothing.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-ServiceName = Annotated[str, typer.Option("--service", help="The service.")]
-
-
-def show(outcome: Outcome, *, as_json: bool) -> None:
-    """Print what a command did."""
-    if as_json:
-        typer.echo(json.dumps(outcome.as_json(), ensure_ascii=False))
-        return
-    prefix = "would have: " if outcome.dry_run and outcome.changed else ""
-    typer.echo(prefix + outcome.message)
 
 
 @app.command()
@@ -189,6 +176,9 @@ def publish(
             parser=file_path, metavar="FILE", help="Custom-op library of runner onnxruntime; else ours is built."
         ),
     ] = None,
+    quantize: Annotated[
+        Literal["int4"] | None, typer.Option(help="Pack products and experts of the export, for runner onnxruntime.")
+    ] = None,
     linked: Annotated[bool, typer.Option(help="Run the installed engine instead of a snapshot of it.")] = False,
     hash_weights: Annotated[bool, typer.Option(help="Read all weights for their hash.")] = True,
     service: ServiceName = DEFAULT_SERVICE,
@@ -214,8 +204,8 @@ def publish(
         "ops_library": None if ops_library is None else str(ops_library.absolute()),
         "linked": linked,
     }
-    with _operation(home, service, dry_run) as op:
-        show(run(op, Publication(checkpoint, label, settings, hash_weights)), as_json=as_json)
+    with begin_operation(home, service, dry_run) as op:
+        show(run(op, Publication(checkpoint, label, settings, hash_weights, quantize == "int4")), as_json=as_json)
 
 
 @app.command()
@@ -229,7 +219,7 @@ def promote(
     """Make a version stable; new requests follow at once, running streams stay where they are."""
     from piccard.promote import promote as run
 
-    with _operation(home, service, dry_run) as op:
+    with begin_operation(home, service, dry_run) as op:
         show(run(op, version), as_json=as_json)
 
 
@@ -243,7 +233,7 @@ def rollback(
     """Make the previous version stable again."""
     from piccard.rollback import rollback as run
 
-    with _operation(home, service, dry_run) as op:
+    with begin_operation(home, service, dry_run) as op:
         show(run(op), as_json=as_json)
 
 
@@ -262,7 +252,7 @@ def retire(
     """Unload a version after its last stream."""
     from piccard.retire import retire as run
 
-    with _operation(home, service, dry_run) as op:
+    with begin_operation(home, service, dry_run) as op:
         show(run(op, version, force=force, wait=wait), as_json=as_json)
 
 
@@ -279,7 +269,7 @@ def revive(
     """Start dead processes again that were given up, or that no `piccard serve` looks after."""
     from piccard.revive import revive as run
 
-    with _operation(home, service, dry_run) as op:
+    with begin_operation(home, service, dry_run) as op:
         show(run(op, process), as_json=as_json)
 
 
@@ -297,7 +287,7 @@ def roll(
     """Have admission and routers run the installed code, after an upgrade, without losing a request."""
     from piccard.roll import roll as run
 
-    with _operation(home, service, dry_run) as op:
+    with begin_operation(home, service, dry_run) as op:
         show(run(op, processes or [], wait=wait), as_json=as_json)
 
 
@@ -313,7 +303,7 @@ def canary_set(
     """Send a share of the traffic to a version."""
     from piccard.canary import canary_set as run
 
-    with _operation(home, service, dry_run) as op:
+    with begin_operation(home, service, dry_run) as op:
         show(run(op, version, ratio), as_json=as_json)
 
 
@@ -327,7 +317,7 @@ def canary_off(
     """Send no traffic to a canary any more; its version stays loaded."""
     from piccard.canary import canary_off as run
 
-    with _operation(home, service, dry_run) as op:
+    with begin_operation(home, service, dry_run) as op:
         show(run(op), as_json=as_json)
 
 
@@ -337,7 +327,7 @@ def status(service: ServiceName = DEFAULT_SERVICE, home: Home = DEFAULT_HOME, as
     from piccard.status import status as run
 
     # It changes nothing, so it waits for nobody.
-    with _operation(home, service, dry_run=True, must_answer=False) as op:
+    with begin_operation(home, service, dry_run=True, must_answer=False) as op:
         found = run(op)
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))
@@ -363,7 +353,7 @@ def doctor(
     from piccard.doctor import doctor as run
     from piccard.doctor import outcome_of
 
-    with _operation(home, service, dry_run or not repair) as op:
+    with begin_operation(home, service, dry_run or not repair) as op:
         found, repaired = run(op, repair=repair)
         outcome = outcome_of(op, found, repaired)
     if as_json:
@@ -408,26 +398,21 @@ def generate(
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="Folder of a Hugging Face checkpoint.")],
     out: Annotated[Path, typer.Argument(help="The folder to make.")],
+    quantize: Annotated[
+        Literal["int4"] | None, typer.Option(help="Pack products and experts; else weights keep their type.")
+    ] = None,
 ) -> None:
-    """Write a checkpoint as an ONNX model over the com.deepseek operators; weights keep their type."""
+    """Write a checkpoint as an ONNX model over the com.deepseek operators."""
     from deepseek_engine.models import CheckpointError
     from deepseek_ops.exporter.export import ExportError
     from deepseek_ops.exporter.export import export as run
+    from deepseek_ops.exporter.weight_format import Int4Format
 
     try:
-        typer.echo(run(checkpoint, out, lambda part: typer.echo(part, err=True)))
+        packed = Int4Format() if quantize == "int4" else None
+        typer.echo(run(checkpoint, out, lambda part: typer.echo(part, err=True), format=packed))
     except (CheckpointError, ExportError) as error:
         raise OperationError(str(error)) from error
-
-
-def _operation(
-    home: Path, service: str, dry_run: bool, *, must_answer: bool = True
-) -> AbstractContextManager[Operation]:
-    from piccard.operation import operation
-
-    return operation(
-        home, service, dry_run=dry_run, must_answer=must_answer, tell=lambda line: typer.echo(line, err=True)
-    )
 
 
 def _memory(value: str | None) -> float | str | None:

@@ -20,8 +20,13 @@ from piccard.state_store import services_of
 Tell = Callable[[str], None]
 
 
-def with_export(service: Service, version: VersionFile, checkpoint: Path, tell: Tell) -> VersionFile:
-    """The version with export and library, both made and kept where it names none; with another runner as it is.
+def with_export(
+    service: Service, version: VersionFile, checkpoint: Path, tell: Tell, *, int4: bool = False
+) -> VersionFile:
+    """The version with an export and a library, both made and kept; with another runner as it is.
+
+    Args:
+        int4: whether products and experts are packed in four bits.
 
     Raises:
         OperationError: the checkpoint cannot be exported, or the library not built.
@@ -29,7 +34,7 @@ def with_export(service: Service, version: VersionFile, checkpoint: Path, tell: 
     if version.runner is not Runner.ONNXRUNTIME:
         return version
     library, library_sha = _keep_library(service, version.ops_library)
-    export, export_sha = _keep_export(service, checkpoint, tell)
+    export, export_sha = _keep_export(service, checkpoint, tell, int4=int4)
     hashes = version.hashes.model_copy(update={"export": export_sha, "ops_library": library_sha})
     return version.model_copy(update={"export": export, "ops_library": library, "hashes": hashes})
 
@@ -83,15 +88,17 @@ def _keep_library(service: Service, named: str | None) -> tuple[str, str]:
     return _relative(service, kept), sha
 
 
-def _keep_export(service: Service, checkpoint: Path, tell: Tell) -> tuple[str, str]:
+def _keep_export(service: Service, checkpoint: Path, tell: Tell, *, int4: bool) -> tuple[str, str]:
     from deepseek_engine.models import CheckpointError
     from deepseek_ops.exporter.export import ExportError, export
+    from deepseek_ops.exporter.weight_format import Int4Format
 
     service.exports.mkdir(exist_ok=True)
     part = _part(service)
     shutil.rmtree(part, ignore_errors=True)
     try:
-        export(checkpoint, part, lambda name: tell(f"exporting {name}"))
+        packed = Int4Format() if int4 else None
+        export(checkpoint, part, lambda name: tell(f"exporting {name}"), format=packed)
         sha = export_hash(part)
         kept = service.exports / sha
         if kept.is_dir():

@@ -37,12 +37,14 @@ class Publication:
     Attributes:
         settings: keys of version.yaml beside label, checkpoint and hashes; those left out take the default.
         hash_weights: whether to read all weights for their hash.
+        int4: whether the export of runner onnxruntime has its products and experts packed in four bits.
     """
 
     checkpoint: Path
     label: str | None
     settings: dict[str, Any]
     hash_weights: bool = True
+    int4: bool = False
 
 
 def publish(op: Operation, publication: Publication) -> Outcome:
@@ -58,7 +60,7 @@ def publish(op: Operation, publication: Publication) -> Outcome:
     version = _version_file(op, publication)
     try:
         if not op.dry_run:
-            version = with_export(op.service, version, publication.checkpoint, op.tell)
+            version = with_export(op.service, version, publication.checkpoint, op.tell, int4=publication.int4)
         return _publish(op, publication, version)
     except BaseException:
         remove_unused(op.service.home)
@@ -120,8 +122,9 @@ def _version_file(op: Operation, publication: Publication) -> VersionFile:
         )
     except ValidationError as error:
         raise OperationError(explain(error), exit_code=2) from error
-    if version.ops_library is not None and version.runner is not Runner.ONNXRUNTIME:
-        raise OperationError("--ops-library is for --runner onnxruntime", exit_code=2)
+    for option, given in (("--ops-library", version.ops_library), ("--quantize", publication.int4)):
+        if given and version.runner is not Runner.ONNXRUNTIME:
+            raise OperationError(f"{option} is for --runner onnxruntime", exit_code=2)
     return version.model_copy(update={"hashes": _hashes(publication, scripted=scripted)})
 
 

@@ -58,7 +58,7 @@ class StateStore:
     @contextmanager
     def change(self) -> Iterator[ServiceState]:
         """The state, to be changed in the block; written when the block ends without an exception."""
-        with _lock(self.service.state_folder / "state.lock", _WRITE, "writing the state"):
+        with file_lock(self.service.state_folder / "state.lock", _WRITE, "writing the state"):
             state = self.read()
             before = state.model_dump()
             yield state
@@ -73,14 +73,14 @@ def operator_lock(home: Path, timeout: float = 10.0) -> Iterator[None]:
     Raises:
         AnotherAtWorkError: another one is still at work after `timeout` seconds.
     """
-    with _lock(home / "state" / "operator.lock", timeout, "changing this home"):
+    with file_lock(home / "state" / "operator.lock", timeout, "changing this home"):
         yield
 
 
 @contextmanager
 def control_lock(service: Service, model: str) -> Iterator[None]:
     """Held around each change of a model's loaded versions: such a change names the whole set."""
-    with _lock(service.state_folder / f"control.{model}.lock", _LOAD, "loading a version"):
+    with file_lock(service.state_folder / f"control.{model}.lock", _LOAD, "loading a version"):
         yield
 
 
@@ -96,7 +96,16 @@ def services_of(home: Path) -> list[Service]:
 
 
 @contextmanager
-def _lock(path: Path, timeout: float, doing: str) -> Iterator[None]:
+def file_lock(path: Path, timeout: float, doing: str) -> Iterator[None]:
+    """Hold the lock at `path` for the block.
+
+    Args:
+        timeout: seconds to wait for it.
+        doing: what another one does meanwhile, for the error.
+
+    Raises:
+        AnotherAtWorkError: another process still holds it.
+    """
     lock = ProcessLock(path)
     try:
         lock.acquire(timeout)

@@ -29,6 +29,7 @@ from piccard.prerequisites import problems
 from piccard.readiness import Readiness
 from piccard.restarts import end_signals
 from piccard.revival_counts import RevivalCounts
+from piccard.rollout.keeper import Keeper
 from piccard.server_log import put_aside, server_log
 from piccard.server_process import AdoptedServer, Server
 from piccard.server_settings import ServerSettings
@@ -210,6 +211,8 @@ class Supervisor:
         assert self._server is not None
         self._publish()
         self._control = TritonControl(self.settings.address("grpc"), read_secret(admin_key_path(self.home)))
+        keeper = Keeper(lambda: list(self._services), self._tell, self._ending)
+        threading.Thread(target=keeper.run, name="rollouts", daemon=True).start()
         # Triton opens its ports only when what it loads at the start is loaded, however long that takes.
         while not self._control.live():
             if self._ending.wait(TICK) or not self._server.running:

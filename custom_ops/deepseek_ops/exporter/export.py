@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from deepseek_ops.exporter.model_writer import ModelWriter
 from deepseek_ops.exporter.weight_files import WeightFiles
+from deepseek_ops.exporter.weight_format import PlainFormat, WeightFormat
 from deepseek_ops.schemas import register_schemas
 
 MODEL_FILE = "model.onnx"
@@ -22,13 +23,20 @@ class ExportError(RuntimeError):
     """Why nothing was written; the message says what to do."""
 
 
-def export(checkpoint: Path, out: Path, progress: Callable[[str], None] | None = None) -> Path:
-    """Write the model; returns its folder. Weights keep the checkpoint's own type, and the graphs pass onnx.checker.
+def export(
+    checkpoint: Path,
+    out: Path,
+    progress: Callable[[str], None] | None = None,
+    *,
+    format: WeightFormat | None = None,
+) -> Path:
+    """Write the model; returns its folder. The graphs pass onnx.checker.
 
-    `progress` is called with the name of each part that is begun. What fails leaves no folder behind.
+    Weights keep the checkpoint's own type, or those of products and experts have `format`. `progress` is called with
+    the name of each part that is begun. What fails leaves no folder behind.
 
     Raises:
-        CheckpointError: the checkpoint is none that the engine loads.
+        CheckpointError: the checkpoint is none that the engine loads, or `format` does not hold its weights.
         ExportError: `out` is there already.
     """
     if out.exists():
@@ -41,7 +49,7 @@ def export(checkpoint: Path, out: Path, progress: Callable[[str], None] | None =
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
-        graphs = ModelWriter(config, weights, WeightFiles(work, progress)).write()
+        graphs = ModelWriter(config, weights, WeightFiles(work, progress), format or PlainFormat()).write()
         register_schemas()
         for name, graph in zip((MODEL_FILE, HEAD_FILE), graphs, strict=True):
             path = work / name

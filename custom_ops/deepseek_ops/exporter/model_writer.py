@@ -1,5 +1,6 @@
 """The graph of every family, layer by layer."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import onnx
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from deepseek_ops.exporter.graph_builder import GraphBuilder
 from deepseek_ops.exporter.weight_files import WeightFiles
+from deepseek_ops.exporter.weight_format import PlainFormat, WeightFormat
 
 _FLOAT, _INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 _BATCH = ("block_tables", "query_starts", "context_lengths")
@@ -27,11 +29,16 @@ class ModelWriter:
     the same memory.
 
     The head. Input: hidden float [N, hidden size], any rows of the body's. Output: logits float [N, vocabulary].
+
+    Products and experts have their weights in `format`. What is read a row at a time (the embedding), is small (norms,
+    biases, the gate), is read plain by its operator (kv_b), or costs the logits more than its size is worth (the head)
+    keeps its own type.
     """
 
     config: ModelConfig
     checkpoint: Checkpoint
     files: WeightFiles
+    format: WeightFormat = field(default_factory=PlainFormat)
     graph: GraphBuilder = field(default_factory=GraphBuilder)
 
     def write(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
@@ -169,15 +176,15 @@ class ModelWriter:
 
     def _feed_forward(self, prefix: str, x: str, residual: str) -> str:
         hidden, inner = self.config.hidden_size, self.config.intermediate_size
-        gate_up = self._gate_up(prefix, f"{prefix}.gate_up", inner)
-        both = self.graph.deepseek("DeepSeekMatMul", f"{prefix}.gate_up_proj", {"x": x, "weight": gate_up})[0]
+        both = self._product(f"{prefix}.gate_up_proj", f"{prefix}.gate_up", self._gate_up(prefix, inner), {"x": x})
         active = self.graph.deepseek("DeepSeekSwiGLU", f"{prefix}.swiglu", {"gate_up": both})[0]
         return self._linear(f"{prefix}.down_proj", active, hidden, inner, residual=residual)
 
     def _experts(self, prefix: str, x: str, residual: str) -> str:
         config, graph = self._deepseek, self.graph
-        hidden, inner, count = config.hidden_size, config.moe_intermediate_size, config.n_routed_experts
-        logits = self._linear(f"{prefix}.gate", x, count, hidden)
+        count = config.n_routed_experts
+        gate = self._weight(f"{prefix}.gate.weight", count, config.hidden_size)
+        logits = graph.deepseek("DeepSeekMatMul", f"{prefix}.gate", {"x": x, "weight": gate})[0]
         bias = None
         if config.topk_method == "noaux_tc":
             bias = self._weight(f"{prefix}.gate.e_score_correction_bias", count, dtype=torch.float32)
@@ -193,25 +200,32 @@ class ModelWriter:
             norm_topk_prob=int(config.norm_topk_prob),
             routed_scaling_factor=config.routed_scaling_factor,
         )
-        names = [f"{prefix}.experts.{expert}" for expert in range(count)]
-        inputs: dict[str, str | None] = {"x": x, "weights": weights, "experts": experts, "residual": residual}
-        inputs["gate_up"] = self.files.add(
-            f"{prefix}.experts.gate_up", torch.stack([self._gate_up_tensor(name, inner) for name in names])
-        )
-        down = torch.stack([self.checkpoint.tensor(f"{name}.down_proj.weight", hidden, inner) for name in names])
-        inputs["down"] = self.files.add(f"{prefix}.experts.down", down)
+        inputs = {"x": x, "weights": weights, "experts": experts, "residual": residual}
+        inputs |= self._expert_weights(prefix)
+        operator = self.format.operator("DeepSeekMoE")
+        return graph.deepseek(operator, f"{prefix}.experts", inputs, None, **self.format.attributes)[0]
+
+    def _expert_weights(self, prefix: str) -> dict[str, str]:
+        """The inputs of routed and shared experts."""
+        config, format = self._deepseek, self.format
+        inner, shared = config.moe_intermediate_size, f"{prefix}.shared_experts"
+        names = [f"{prefix}.experts.{expert}" for expert in range(config.n_routed_experts)]
+        gate_ups, downs = (self._gate_up(name, inner) for name in names), (self._down(name, inner) for name in names)
+        inputs = format.add_stack(self.files, "gate_up", f"{prefix}.experts.gate_up", gate_ups)
+        inputs |= format.add_stack(self.files, "down", f"{prefix}.experts.down", downs)
         if config.n_shared_experts:
-            shared, wide = f"{prefix}.shared_experts", config.n_shared_experts * inner
-            inputs["shared_gate_up"] = self._gate_up(shared, f"{shared}.gate_up", wide)
-            inputs["shared_down"] = self._weight(f"{shared}.down_proj.weight", hidden, wide)
-        return graph.deepseek("DeepSeekMoE", f"{prefix}.experts", inputs)[0]
+            wide = config.n_shared_experts * inner
+            gate_up, down = self._gate_up(shared, wide), self._down(shared, wide)
+            inputs |= format.add(self.files, "shared_gate_up", f"{shared}.gate_up", gate_up)
+            inputs |= format.add(self.files, "shared_down", f"{shared}.down", down)
+        return inputs
 
-    def _gate_up(self, prefix: str, name: str, inner: int) -> str:
-        return self.files.add(name, self._gate_up_tensor(prefix, inner))
-
-    def _gate_up_tensor(self, prefix: str, inner: int) -> Tensor:
+    def _gate_up(self, prefix: str, inner: int) -> Tensor:
         names = (f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight")
         return torch.cat([self.checkpoint.tensor(name, inner, self.config.hidden_size) for name in names])
+
+    def _down(self, prefix: str, inner: int) -> Tensor:
+        return self.checkpoint.tensor(f"{prefix}.down_proj.weight", self.config.hidden_size, inner)
 
     def _weight(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> str:
         return self.files.add(name, self.checkpoint.tensor(name, *shape, dtype=dtype))
@@ -219,9 +233,14 @@ class ModelWriter:
     def _linear(
         self, name: str, x: str, outputs: int, columns: int, *, bias: bool = False, residual: str | None = None
     ) -> str:
-        inputs: dict[str, str | None] = {"x": x, "weight": self._weight(f"{name}.weight", outputs, columns)}
-        inputs["bias"] = self._weight(f"{name}.bias", outputs) if bias else None
-        return self.graph.deepseek("DeepSeekMatMul", name, {**inputs, "residual": residual})[0]
+        weight = self.checkpoint.tensor(f"{name}.weight", outputs, columns)
+        added = self._weight(f"{name}.bias", outputs) if bias else None
+        return self._product(name, f"{name}.weight", weight, {"x": x, "bias": added, "residual": residual})
+
+    def _product(self, node: str, name: str, weight: Tensor, inputs: Mapping[str, str | None]) -> str:
+        written = self.format.add(self.files, "weight", name, weight)
+        operator = self.format.operator("DeepSeekMatMul")
+        return self.graph.deepseek(operator, node, {**inputs, **written}, None, **self.format.attributes)[0]
 
     def _norm(
         self, name: str, x: str, width: int, epsilon: float | None = None, *, heads: int = 1, output: str | None = None

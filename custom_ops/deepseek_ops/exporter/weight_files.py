@@ -14,6 +14,7 @@ _TYPES = {
     torch.float32: onnx.TensorProto.FLOAT,
     torch.float16: onnx.TensorProto.FLOAT16,
     torch.bfloat16: onnx.TensorProto.BFLOAT16,
+    torch.uint8: onnx.TensorProto.UINT8,
 }
 
 

@@ -2,7 +2,7 @@
 
 from deepseek_ops.operators.attention import MLA_PAGED_ATTENTION, PAGED_ATTENTION
 from deepseek_ops.operators.elementwise import RMS_NORM, ROTARY_EMBEDDING, SWIGLU
-from deepseek_ops.operators.experts import MOE, MOE_GATE
+from deepseek_ops.operators.experts import MOE, MOE_GATE, MOE_INT4
 from deepseek_ops.operators.linear import MATMUL, MATMUL_FP8_BLOCK, MATMUL_INT4
 from deepseek_ops.registry import Operator
 
@@ -17,5 +17,6 @@ OPERATORS: tuple[Operator, ...] = (
     PAGED_ATTENTION,
     MOE_GATE,
     MOE,
+    MOE_INT4,
 )
 BY_NAME = {operator.name: operator for operator in OPERATORS}

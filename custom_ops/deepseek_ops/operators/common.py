@@ -1,6 +1,6 @@
 """What several rows share."""
 
-from deepseek_ops.registry import Attribute, Input, Tolerance
+from deepseek_ops.registry import Attribute, Input, Requirement, Tolerance
 
 FLOATS = ("float", "float16", "bfloat16")
 
@@ -16,3 +16,19 @@ def attribute(name: str, doc: str, default: int | float | str | None = None, min
 
 def residual(shape: tuple[str, ...]) -> Input:
     return Input("residual", "T", shape, "added to the result", optional=True)
+
+
+GROUP_SIZE = attribute("group_size", "columns that share a scale; a multiple of 8", 128, minimum=8)
+WHOLE_BYTES = Requirement("group_size // 8 * 8", "group_size", equal=True)
+"""A group of columns that are packed two a byte begins at a whole one."""
+
+
+def packed_int4(name: str, rows: tuple[str, ...], columns: str, *, optional: bool = False) -> tuple[Input, ...]:
+    """A weight [*rows, columns] of four bits: its values, its scales and its zeros."""
+    prefix = "" if name == "weight" else f"{name}_"
+    groups = (*rows, f"ceil_div({columns}, group_size)")
+    return (
+        Input(name, "uint8", (*rows, f"ceil_div({columns}, 2)"), "q, packed", optional=optional),
+        Input(f"{prefix}scales", "W", groups, "of the groups", optional=optional),
+        Input(f"{prefix}zeros", "uint8", groups, "of the groups, one a byte; 8 if absent", optional=True),
+    )

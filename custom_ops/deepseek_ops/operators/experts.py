@@ -1,6 +1,6 @@
 """The mixture of experts: gate and experts."""
 
-from deepseek_ops.operators.common import FLOATS, TOLERANCE, attribute, residual
+from deepseek_ops.operators.common import FLOATS, GROUP_SIZE, TOLERANCE, WHOLE_BYTES, attribute, packed_int4, residual
 from deepseek_ops.registry import Attribute, Input, Operator, Output, Requirement
 
 MOE_GATE = Operator(
@@ -42,25 +42,58 @@ MOE_GATE = Operator(
     tolerance={"float": TOLERANCE["float"]},
 )
 
+_ROUTED = (
+    Input("x", "T", ("T", "D"), "rows"),
+    Input("weights", "float", ("T", "K"), "of the gate"),
+    Input("experts", "int64", ("T", "K"), "of the gate"),
+)
+_RESIDUAL = residual(("T", "D"))
+_ROWS = (Output("y", "T", ("T", "D"), "rows"),)
+_REFERENCE = "deepseek_engine.kernels.moe_experts:moe_experts"
+
 MOE = Operator(
     name="DeepSeekMoE",
     kernel="moe",
-    reference="deepseek_engine.kernels.moe_experts:moe_experts",
+    reference=_REFERENCE,
     doc="y = residual + sum_k weights[t, k] f(experts[t, k], x[t]) + the shared expert of x[t], where f(e, x) ="
     " down[e] (silu(gate) * up) and [gate | up] = gate_up[e] x (DeepSeekMoE, arXiv:2401.06066). Reads the chosen"
     " experts only, each once for all its rows.",
     inputs=(
-        Input("x", "T", ("T", "D"), "rows"),
-        Input("weights", "float", ("T", "K"), "of the gate"),
-        Input("experts", "int64", ("T", "K"), "of the gate"),
+        *_ROUTED,
         Input("gate_up", "W", ("E", "2 * I", "D"), "an expert's gate rows before its up rows"),
         Input("down", "W", ("E", "D", "I"), "as stored: [out, in]"),
         Input("shared_gate_up", "W", ("2 * J", "D"), "of the shared expert, which every row runs", optional=True),
         Input("shared_down", "W", ("D", "J"), "of the shared expert", optional=True),
-        residual(("T", "D")),
+        _RESIDUAL,
     ),
-    outputs=(Output("y", "T", ("T", "D"), "rows"),),
+    outputs=_ROWS,
     types={"T": FLOATS, "W": FLOATS},
     requirements=(Requirement("K", "E"),),
+    tolerance=TOLERANCE,
+)
+
+MOE_INT4 = Operator(
+    name="DeepSeekMoEInt4",
+    kernel="moe_int4",
+    reference=_REFERENCE,
+    doc="DeepSeekMoE with every expert packed as DeepSeekMatMulInt4 has its weight; P and Q are gate rows and up rows,"
+    " of a routed expert and of the shared one. An expert that is not chosen is not unpacked.",
+    inputs=(
+        *_ROUTED,
+        *packed_int4("gate_up", ("E", "P"), "D"),
+        *packed_int4("down", ("E", "D"), "P // 2"),
+        *packed_int4("shared_gate_up", ("Q",), "D", optional=True),
+        *packed_int4("shared_down", ("D",), "Q // 2", optional=True),
+        _RESIDUAL,
+    ),
+    outputs=_ROWS,
+    attributes=(GROUP_SIZE,),
+    types={"T": FLOATS, "W": FLOATS},
+    requirements=(
+        Requirement("K", "E"),
+        Requirement("P // 2 * 2", "P", equal=True),
+        Requirement("Q // 2 * 2", "Q", equal=True),
+        WHOLE_BYTES,
+    ),
     tolerance=TOLERANCE,
 )

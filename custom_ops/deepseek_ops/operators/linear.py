@@ -1,7 +1,7 @@
 """Products with weights that are read as they are stored: [out, in], as checkpoints have them."""
 
-from deepseek_ops.operators.common import FLOATS, TOLERANCE, attribute, residual
-from deepseek_ops.registry import Input, Operator, Output, Requirement
+from deepseek_ops.operators.common import FLOATS, GROUP_SIZE, TOLERANCE, WHOLE_BYTES, attribute, packed_int4, residual
+from deepseek_ops.registry import Input, Operator, Output
 
 _X = Input("x", "T", ("T", "K"), "rows")
 _OUTPUTS = (Output("y", "T", ("T", "N"), "the product"),)
@@ -32,18 +32,14 @@ MATMUL_INT4 = Operator(
     " values a byte, the even column in the low half.",
     inputs=(
         _X,
-        Input("weight", "uint8", ("N", "ceil_div(K, 2)"), "q, packed"),
-        Input("scales", "W", ("N", "ceil_div(K, group_size)"), "of the groups"),
-        Input(
-            "zeros", "uint8", ("N", "ceil_div(K, group_size)"), "of the groups, one a byte; 8 if absent", optional=True
-        ),
+        *packed_int4("weight", ("N",), "K"),
         Input("bias", "W", ("N",), "added to every row", optional=True),
         residual(("T", "N")),
     ),
     outputs=_OUTPUTS,
-    attributes=(attribute("group_size", "columns that share a scale; a multiple of 8", 128, minimum=8),),
+    attributes=(GROUP_SIZE,),
     types={"T": FLOATS, "W": FLOATS},
-    requirements=(Requirement("group_size // 8 * 8", "group_size", equal=True),),
+    requirements=(WHOLE_BYTES,),
     tolerance=TOLERANCE,
 )
 

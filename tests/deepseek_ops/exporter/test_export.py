@@ -1,5 +1,6 @@
 """Exported models against the engine's, family by family."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import torch
 from deepseek_engine.models import CheckpointError, load_model
 from deepseek_engine.runners.onnxruntime import OnnxModel
 from deepseek_ops.exporter.export import HEAD_FILE, MODEL_FILE, ExportError, export
+from deepseek_ops.exporter.weight_format import Int4Format
+from int4_checkpoints import dequantized_checkpoint, exported_tensors
 from paged_sequences import PagedSequences
 from random_checkpoints import FAMILIES, VARIANTS, make_checkpoint, random_token_ids
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 TOLERANCE = 2e-4
@@ -80,6 +84,45 @@ def test_weights_keep_their_type(library: Path, checkpoint_folder: Callable[[str
     model = load_model(halved, dtype=torch.float32)
     for got, expected in zip(run(OnnxModel(made, library, model.config, threads=1)), run(model), strict=True):
         torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["v2", "v2_lite", "v3", "llama_bias", "qwen2"])
+@pytest.mark.parametrize("group_size", [32, 24])
+def test_int4_logits_are_the_engines_over_the_same_weights(
+    library: Path, family: str, group_size: int, checkpoint_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = checkpoint_folder(family)
+    made = export(folder, tmp_path / "out", format=Int4Format(group_size))
+    model = load_model(dequantized_checkpoint(folder, made, tmp_path / "unpacked", group_size), dtype=torch.float32)
+    for got, expected in zip(run(OnnxModel(made, library, model.config, threads=1)), run(model), strict=True):
+        torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+        assert torch.equal(got.argmax(-1), expected.argmax(-1))
+
+
+def test_int4_packs_products_and_experts_and_nothing_else(
+    checkpoint_folder: Callable[[str], Path], export_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    packed = exported_tensors(export(checkpoint_folder("v3"), tmp_path / "packed", format=Int4Format()))
+    plain = exported_tensors(export_folder("v3"))
+    kept = {"embed_tokens.weight", "lm_head.weight", "kv_b_proj.weight", "gate.weight", "e_score_correction_bias"}
+    for name, tensor in plain.items():
+        if tensor.dim() == 1 or any(name.endswith(each) for each in kept):
+            assert torch.equal(packed[name], tensor), name
+        else:
+            assert packed[name].dtype == torch.uint8, name
+            assert packed[name].shape[:-1] == tensor.shape[:-1]
+            assert packed[f"{name}_scales"].dtype == tensor.dtype
+
+
+def test_int4_refuses_what_it_cannot_hold(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(checkpoint_folder("v3"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.experts.3.down_proj.weight"][5, 7] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"weight model\.layers\.1\.mlp\.experts\.down has infinities or NaN"):
+        export(folder, tmp_path / "out", format=Int4Format())
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
 
 
 def test_parts_are_told_in_order(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:

@@ -1,0 +1,235 @@
+"""Verdicts over what both versions did: pass, fail or inconclusive, by metric and together."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import partial
+from math import exp, log
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from piccard_canary.rollout.plan import MetricRule, Plan
+from piccard_canary.rollout.proportions import Trial, excess_bound, log_evidence
+from piccard_canary.rollout.ranks import Score, Strata, bins_of, quantile_bin, rank_score, ratio_estimate, tail_score
+from piccard_canary.rollout.strata import bin_seconds
+from piccard_canary.rollout.window import LATENCIES, Window
+
+
+class Verdict(StrEnum):
+    """What the statistics say. FAIL wins over INCONCLUSIVE, which wins over PASS."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+
+
+class MetricVerdict(BaseModel):
+    """What is said of one metric, with its figures.
+
+    Attributes:
+        required: whether the step needs its pass.
+        canary, stable: rates, or medians in seconds over comparable strata (of a tail the 99th percentile).
+        difference: points by which the rate is higher, or the factor by which the latency is longer.
+        bound: of a proportion, the upper confidence bound of the difference.
+        evidence: against equality: probability of as much under equality is at most exp(-evidence).
+        needed: the evidence at which it fails.
+        pairs: latencies: requests in strata that could be compared.
+        why: one sentence.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    verdict: Verdict
+    required: bool
+    canary: float = 0.0
+    stable: float = 0.0
+    difference: float = 0.0
+    bound: float | None = None
+    evidence: float = 0.0
+    needed: float = 0.0
+    pairs: int | None = None
+    why: str = ""
+
+
+class Counts(BaseModel):
+    """What a finished step leaves: requests, events, and the scores of the latencies."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    canary_requests: int = 0
+    stable_requests: int = 0
+    canary_events: dict[str, int] = Field(default_factory=dict)
+    stable_events: dict[str, int] = Field(default_factory=dict)
+    scores: dict[str, tuple[float, float]] = Field(default_factory=dict)
+
+    def trial(self, name: str) -> Trial:
+        return Trial(
+            self.canary_requests, self.canary_events.get(name, 0), self.stable_requests, self.stable_events.get(name, 0)
+        )
+
+    def score(self, name: str) -> Score:
+        return Score(*self.scores.get(name, (0.0, 0.0)))
+
+
+class Judgement(BaseModel):
+    """The verdict over a step.
+
+    Attributes:
+        counts: of the step so far.
+        why: what decided.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    verdict: Verdict
+    why: str
+    metrics: dict[str, MetricVerdict] = Field(default_factory=dict)
+    counts: Counts = Field(default_factory=Counts)
+
+
+def judge(plan: Plan, ratio: float, past: Sequence[Counts], canary: Window, stable: Window) -> Judgement:
+    """The verdict over a step in which both versions have traffic.
+
+    Args:
+        ratio: the canary's share.
+        past: the steps before; their evidence counts on.
+        canary, stable: what was seen in this step.
+    """
+    strata = {name: Strata.shared(canary.tables[name], stable.tables[name]) for name in LATENCIES}
+    counts = counts_of(plan, canary, stable, strata)
+    steps = [*past, counts]
+    metrics: dict[str, MetricVerdict] = {}
+    for name, rule in plan.metrics.items():
+        required = ratio >= rule.proved_from
+        if rule.kind == "proportion":
+            trials = [step.trial(name) for step in steps]
+            metrics[name] = _proportion(plan, rule, trials, trials[-1], required=required)
+        else:
+            scores = [step.score(name) for step in steps]
+            metrics[name] = _latency(plan, name, rule, strata[name.removesuffix("_p99")], scores, required=required)
+    return _together(plan, metrics, counts)
+
+
+def judge_alone(plan: Plan, reference: Counts, canary: Window) -> Judgement:
+    """The verdict while the canary has all traffic: rates against stable's in the last step that both shared.
+
+    Latencies are not compared, for there is no equal load. Evidence begins anew: the reference has been used before.
+    """
+    counts = Counts(
+        canary_requests=canary.requests,
+        canary_events=dict(canary.events),
+        stable_requests=reference.stable_requests,
+        stable_events=reference.stable_events,
+    )
+    rules = {name: rule for name, rule in plan.metrics.items() if rule.kind == "proportion"}
+    metrics = {
+        name: _proportion(plan, rule, [counts.trial(name)], counts.trial(name), required=True)
+        for name, rule in rules.items()
+    }
+    return _together(plan, metrics, counts)
+
+
+def counts_of(plan: Plan, canary: Window, stable: Window, strata: dict[str, Strata]) -> Counts:
+    """What a step leaves for those after it."""
+    scores: dict[str, tuple[float, float]] = {}
+    for name, rule in plan.metrics.items():
+        if rule.kind != "proportion":
+            score = _score(rule, strata[name.removesuffix("_p99")], bins_of(rule.tolerated))
+            scores[name] = (score.value, score.variance)
+    return Counts(
+        canary_requests=canary.requests,
+        stable_requests=stable.requests,
+        canary_events=dict(canary.events),
+        stable_events=dict(stable.events),
+        scores=scores,
+    )
+
+
+def _proportion(plan: Plan, rule: MetricRule, trials: Sequence[Trial], now: Trial, *, required: bool) -> MetricVerdict:
+    needed = -log(plan.error_budget * rule.budget)
+    evidence = log_evidence(trials)
+    canary = _rate(now.canary_events, now.canary_requests)
+    stable = _rate(now.stable_events, now.stable_requests)
+    found = MetricVerdict(
+        verdict=Verdict.INCONCLUSIVE,
+        required=required,
+        canary=canary,
+        stable=stable,
+        difference=canary - stable,
+        evidence=evidence,
+        needed=needed,
+    )
+    if not now.canary_requests or not now.stable_requests:
+        found.why = "no requests to compare"
+        return found
+    bound = found.bound = excess_bound(now, plan.confidence)
+    if evidence >= needed and canary - stable >= rule.least:
+        found.verdict = Verdict.FAIL
+        found.why = f"{100 * canary:.2f} % against {100 * stable:.2f} %, by chance in {_chance(evidence)} at most"
+    elif bound < rule.margin:
+        found.verdict = Verdict.PASS
+        found.why = f"at most {100 * bound:.2f} points higher"
+    else:
+        found.why = f"may be {100 * bound:.2f} points higher, {100 * rule.margin:g} are too many"
+    return found
+
+
+def _latency(
+    plan: Plan, name: str, rule: MetricRule, strata: Strata, scores: Sequence[Score], *, required: bool
+) -> MetricVerdict:
+    total = sum(scores, Score())
+    needed = -log(plan.error_budget * rule.budget)
+    found = MetricVerdict(
+        verdict=Verdict.INCONCLUSIVE,
+        required=required,
+        evidence=total.log_evidence() if total.value > 0 else 0.0,
+        needed=needed,
+        pairs=strata.pairs,
+    )
+    if not len(strata):
+        found.why = "no load at which both have 30 requests"
+        return found
+    quantile = 0.99 if rule.kind == "tail" else 0.5
+    found.canary, found.stable = (
+        bin_seconds(quantile_bin(table, quantile)) for table in (strata.canary, strata.stable)
+    )
+    score = partial(_score, rule, strata)
+    if found.evidence >= needed and score(bins_of(rule.least)).value > 0:
+        found.verdict = Verdict.FAIL
+        found.difference = ratio_estimate(score)
+        found.why = (
+            f"{name} takes {found.difference:.2f} times as long at equal load, by chance in "
+            f"{_chance(found.evidence)} at most"
+        )
+    elif rule.kind == "tail":
+        found.why = "nothing says that it is longer"
+    elif score(bins_of(rule.margin)).z < -plan.confidence:
+        found.verdict = Verdict.PASS
+        found.difference = ratio_estimate(score)
+        found.why = f"at equal load less than {rule.margin:g} times as long"
+    else:
+        found.why = f"at equal load it may take {rule.margin:g} times as long"
+    return found
+
+
+def _together(plan: Plan, metrics: dict[str, MetricVerdict], counts: Counts) -> Judgement:
+    failed = [f"{name}: {one.why}" for name, one in metrics.items() if one.verdict is Verdict.FAIL]
+    if failed:
+        return Judgement(verdict=Verdict.FAIL, why="; ".join(failed), metrics=metrics, counts=counts)
+    open_ = [f"{name}: {one.why}" for name, one in metrics.items() if one.required and one.verdict is not Verdict.PASS]
+    if counts.canary_requests < plan.min_samples:
+        open_ = [f"{counts.canary_requests} requests of {plan.min_samples}", *open_]
+    if open_:
+        return Judgement(verdict=Verdict.INCONCLUSIVE, why="; ".join(open_), metrics=metrics, counts=counts)
+    return Judgement(verdict=Verdict.PASS, why="nothing is worse", metrics=metrics, counts=counts)
+
+
+def _score(rule: MetricRule, strata: Strata, bins: int) -> Score:
+    return tail_score(strata, bins) if rule.kind == "tail" else rank_score(strata, bins)
+
+
+def _rate(events: int, requests: int) -> float:
+    return events / requests if requests else 0.0
+
+
+def _chance(evidence: float) -> str:
+    return f"{100 * exp(-evidence):.2g} %"

@@ -1,0 +1,52 @@
+"""The simulator: seeded, by the code of real rollouts, and quick to tell good from bad."""
+
+import numpy as np
+import pytest
+from piccard.rollout.simulator import run, standard_scenarios, summary
+from piccard.rollout.synthetic import Behaviour, Scene, Traffic
+from piccard_canary.rollout.course import Phase
+from piccard_canary.rollout.plan import Plan
+from piccard_canary.rollout.verdict import Verdict
+
+PLAN = Plan(interval=240.0, look=60.0, bake=60.0)
+SCENARIOS = {scenario.name: scenario for scenario in standard_scenarios(PLAN, 0.001)}
+
+
+def test_a_seed_is_a_rollout() -> None:
+    scenario = SCENARIOS["errors +2 points"]
+    assert run(scenario, 7) == run(scenario, 7)
+    assert {run(scenario, seed).seconds for seed in range(4)} != {run(scenario, 7).seconds}
+
+
+def test_latency_follows_the_load() -> None:
+    scene = Scene(Traffic(), Behaviour(), Behaviour(), seed=1)
+    scene.run(60, 0.05)
+    canary, stable = scene.run(120, 0.05)
+    assert len(stable) > 10 * len(canary) > 0
+    assert np.median(stable.gap_load) > 5 * np.median(canary.gap_load)
+    # What a comparison of all requests would say of an equal version.
+    assert np.median(canary.token_gap) < 0.8 * np.median(stable.token_gap)
+
+
+def test_an_equal_version_is_promoted() -> None:
+    found = run(SCENARIOS["equal"], 0)
+    assert (found.phase, found.reached) == (Phase.PROMOTED, 1.0)
+    # At a twentieth of the traffic its latency is neither passed by luck nor failed.
+    assert {found.verdicts[0.05][name] for name in ("first_token", "token_gap")} == {Verdict.INCONCLUSIVE}
+
+
+@pytest.mark.parametrize("name", [name for name, found in SCENARIOS.items() if found.before and "steady" not in name])
+def test_regressions_are_caught(name: str) -> None:
+    scenario = SCENARIOS[name]
+    runs = [run(scenario, seed) for seed in range(2)]
+    assert [one.phase for one in runs] == [Phase.ABORTED, Phase.ABORTED]
+    assert max(one.reached for one in runs) < scenario.before
+    assert summary(scenario, runs)["caught"] == 1.0
+
+
+def test_without_equal_load_a_person_is_asked() -> None:
+    """Traffic that never wanders has no load at which both versions are seen: nobody guesses."""
+    scenario = SCENARIOS["token gap +20 %, steady traffic"]
+    found = run(scenario, 0)
+    assert (found.phase, found.reached) == (Phase.PAUSED, 0.25)
+    assert "token_gap: no load at which both have 30 requests" in found.why

@@ -1,0 +1,1 @@
+"""`piccard rollout`: runs a rollout over a service, or over synthetic traffic."""
