@@ -148,6 +148,21 @@ class Service:
         """Secret of this start with which the gateway signs tenant and priority."""
         return self.keys_folder / "gateway.secret"
 
+    @property
+    def gateway_file(self) -> Path:
+        """Limits and deadlines of the home's gateway."""
+        return self.home / "state" / "gateway.yaml"
+
+    @property
+    def gateway_keys(self) -> Path:
+        """Salted hashes of the keys that callers of the gateway show."""
+        return self.keys_folder / "gateway.keys.json"
+
+    @property
+    def gateway_lock(self) -> Path:
+        """The file whose flock the home's gateway holds while it lives."""
+        return self.home / "state" / "gateway.lock"
+
     def process_lock(self, owner: str) -> Path:
         """The file whose flock the process `owner` (such as version-2 or router) holds while it lives."""
         return self.run_folder / f"{owner}.lock"

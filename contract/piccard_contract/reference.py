@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from piccard_contract.errors import ERROR_KINDS
+from piccard_contract.gateway_file import AdaptiveDeadlines, GatewayFile, GatewayLimits
 from piccard_contract.lifecycle import LOADED_STATES, MOVE_CAUSES, SERVING_STATES, STATE_MEANINGS
 from piccard_contract.metrics import METRICS
 from piccard_contract.policy import Deadlines, Pin, Policy
@@ -142,18 +143,22 @@ def metrics_page() -> str:
 
 
 def settings_page() -> str:
-    """docs/settings.md: policy.yaml and version.yaml."""
+    """docs/settings.md: policy.yaml, version.yaml and gateway.yaml."""
     return _page(
         "Settings",
         "A service's `policy.yaml` may be edited at any time: a change acts on the next request (new header"
         " names on `/infer` and gRPC after the next start, since Triton fixes then what it forwards), and a broken edit"
         " leaves the last good one in use and says so in `piccard status`. A version's `version.yaml` is written by"
-        " `piccard publish` and never changes.",
+        " `piccard publish` and never changes. A home's `state/gateway.yaml` is not there until you write it; it may be"
+        " edited at any time too, and a broken edit is told in `state/logs/gateway.log`.",
         ("policy.yaml", _model_table(Policy)),
         ("policy.yaml, `deadlines`", _model_table(Deadlines)),
         ("policy.yaml, `pin`", _model_table(Pin)),
         ("version.yaml", _model_table(VersionFile)),
         ("version.yaml, `cache`", _model_table(CacheSettings)),
+        ("gateway.yaml", _model_table(GatewayFile)),
+        ("gateway.yaml, `limits`", _model_table(GatewayLimits)),
+        ("gateway.yaml, `deadlines`", _model_table(AdaptiveDeadlines)),
     )
 
 

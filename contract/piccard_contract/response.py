@@ -83,6 +83,11 @@ class Response:
     def has_tokens(self) -> bool:
         return any(choice.token_ids for choice in self.choices)
 
+    @property
+    def has_text(self) -> bool:
+        """Whether there is anything to show: of half a character there are tokens and no text yet."""
+        return any(choice.text or choice.reasoning for choice in self.choices)
+
     def extend(self, later: "Response") -> None:
         """Take what came after, so that one response tells both."""
         for choice, more in zip(self.choices, later.choices, strict=True):

@@ -261,4 +261,4 @@ def test_readyz_tells_that_stable_is_dead(fresh_server: Callable[..., RunningSer
 
 def _ports() -> list[str]:
     names = ("--http-port", "--grpc-port", "--metrics-port", "--health-port")
-    return [f"{name}={port}" for name, port in zip(names, free_ports(4), strict=True)]
+    return [*(f"{name}={port}" for name, port in zip(names, free_ports(4), strict=True)), "--no-gateway"]

@@ -71,7 +71,7 @@ class RunningServer:
         threads: of OpenMP in each of its processes; None leaves them to the versions.
 
     Attributes:
-        http, grpc, metrics, health: addresses as host:port.
+        http, grpc, metrics, health, gateway: addresses as host:port; the gateway runs with the option --gateway alone.
         process: the supervisor.
         output: file with what it printed.
         started: every one that this process made and that may still run.
@@ -86,8 +86,12 @@ class RunningServer:
         self.service = Service(home)
         ports = free_ports(4)
         self.http, self.grpc, self.metrics, self.health = (f"127.0.0.1:{port}" for port in ports)
+        # A process more for each server of the tests, which few of them need.
+        self.gateway = f"127.0.0.1:{free_ports(1)[0]}"
+        gateway = f"--gateway-port={self.gateway.split(':')[1]}" if "--gateway" in options else "--no-gateway"
+        options = tuple(option for option in options if option != "--gateway")
         names = ("--http-port", "--grpc-port", "--metrics-port", "--health-port")
-        self._options = [*(f"{name}={port}" for name, port in zip(names, ports, strict=True)), *options]
+        self._options = [*(f"{name}={port}" for name, port in zip(names, ports, strict=True)), gateway, *options]
         self.output = home / "serve.out"
         self.ports = ports
         self.process = self._serve()

@@ -36,6 +36,9 @@ canary_app = typer.Typer(no_args_is_help=True, help="The version that gets a sha
 app.add_typer(canary_app, name="canary")
 app.add_typer(rollout_app, name="rollout")
 
+key_app = typer.Typer(no_args_is_help=True, help="Keys of the gateway's callers.")
+app.add_typer(key_app, name="key")
+
 
 @app.command()
 def init(
@@ -77,6 +80,17 @@ def serve(
     grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(min=1, max=65535)] = 8002,
     health_port: Annotated[int, typer.Option(min=1, max=65535, help="/livez and /readyz.")] = 8003,
+    gateway: Annotated[bool, typer.Option("--gateway/--no-gateway", help="OpenAI-compatible HTTP.")] = True,
+    gateway_host: Annotated[
+        str, typer.Option(parser=host_name, metavar="HOST", help="Address that the gateway listens on.")
+    ] = "127.0.0.1",
+    gateway_port: Annotated[int, typer.Option(min=1, max=65535)] = 8004,
+    allow_open_ports: Annotated[
+        bool, typer.Option("--allow-open-ports", help="Let --host be reached from other machines, without any key.")
+    ] = False,
+    allow_no_keys: Annotated[
+        bool, typer.Option("--allow-no-keys", help="Let --gateway-host be reached from other machines without keys.")
+    ] = False,
     exit_timeout: Annotated[int, typer.Option(min=0, help="Seconds for streams in flight at the end.")] = 30,
     verbose: Annotated[bool, typer.Option(help="Have tritonserver log every request.")] = False,
     give_up_after: Annotated[
@@ -87,14 +101,59 @@ def serve(
 
     The server goes on where this process is killed. The next `piccard serve` takes it over without a restart.
     """
+    from piccard.exposure import check_exposure
     from piccard.restarts import run_again
     from piccard.server_settings import ServerSettings
     from piccard.supervisor import Supervisor, print_line
 
     settings = ServerSettings(
-        host, http_port, grpc_port, metrics_port, health_port, exit_timeout, verbose, give_up_after
+        host,
+        http_port,
+        grpc_port,
+        metrics_port,
+        health_port,
+        exit_timeout,
+        verbose,
+        give_up_after,
+        gateway_host,
+        gateway_port if gateway else None,
     )
+    check_exposure(home, settings, open_ports=allow_open_ports, no_keys=allow_no_keys)
     raise typer.Exit(run_again(lambda: Supervisor(home, settings, print_line), print_line))
+
+
+@key_app.command("add")
+def key_add(
+    name: Annotated[str, typer.Argument(help="Whose it is, for people.")],
+    tenant: Annotated[str, typer.Option(help="Whose prompts share a cache; else the name.")] = "",
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests a minute; else any number.")] = None,
+    priority: Annotated[int, typer.Option(min=-100, max=100, help="The highest that it may ask for.")] = 0,
+    service: Annotated[list[str] | None, typer.Option("--service", help="One that it may ask; else all.")] = None,
+    home: Home = DEFAULT_HOME,
+) -> None:
+    """Make a key and print it, once. From the first key on, nobody comes in without one."""
+    from piccard.gateway_keys import add_key
+
+    typer.echo(add_key(home, name, tenant=tenant or name, rate=rate, priority=priority, services=service or None))
+
+
+@key_app.command("list")
+def key_list(home: Home = DEFAULT_HOME) -> None:
+    """Print one JSON line a key, without what opens the door."""
+    from piccard.gateway_keys import list_keys
+
+    for record in list_keys(home):
+        typer.echo(json.dumps(record, ensure_ascii=False))
+
+
+@key_app.command("revoke")
+def key_revoke(
+    id: Annotated[str, typer.Argument(help="The part after pk-, as `key list` tells it.")], home: Home = DEFAULT_HOME
+) -> None:
+    """Have a key open nothing any more, from the next request on."""
+    from piccard.gateway_keys import revoke_key
+
+    typer.echo(revoke_key(home, id))
 
 
 @app.command()

@@ -157,6 +157,16 @@ def port_problems(settings: ServerSettings, bound: Collection[str] = ()) -> Iter
         seen[port] = option
         if option not in bound and (reason := _cannot_bind(settings.host, port)):
             yield f"port {port} of {settings.host} cannot be used ({reason}); choose another with {option}"
+    if settings.gateway_port is None:
+        return
+    if settings.gateway_port in seen:
+        other = seen[settings.gateway_port]
+        yield f"{other} and --gateway-port are both {settings.gateway_port}; give them different ports"
+    elif reason := _cannot_bind(settings.gateway_host, settings.gateway_port):
+        yield (
+            f"port {settings.gateway_port} of {settings.gateway_host} cannot be used ({reason}); choose another with "
+            "--gateway-port, or leave the gateway out with --no-gateway"
+        )
 
 
 def _cannot_bind(host: str, port: int) -> str | None:

@@ -26,6 +26,7 @@ class ServerSettings:
         health_port: the supervisor's, for /livez and /readyz.
         exit_timeout: seconds that streams in flight get to finish when the server ends.
         give_up_after: starts in a row that were no use, after which a model's process is not started again.
+        gateway_host, gateway_port: where the OpenAI-compatible gateway listens; without a port there is none.
     """
 
     host: str = "127.0.0.1"
@@ -36,20 +37,18 @@ class ServerSettings:
     exit_timeout: int = 30
     verbose: bool = False
     give_up_after: int = GIVE_UP_AFTER
+    gateway_host: str = "127.0.0.1"
+    gateway_port: int | None = None
 
     @property
     def local_host(self) -> str:
         """An address at which this machine reaches the server."""
-        try:
-            any_address = ipaddress.ip_address(self.host).is_unspecified
-        except ValueError:
-            any_address = False
-        return "127.0.0.1" if any_address else self.host
+        return _local(self.host)
 
     def address(self, name: str) -> str:
-        """host:port at which this machine reaches http, grpc, metrics or health."""
+        """host:port at which this machine reaches http, grpc, metrics, health or the gateway."""
         port: int = getattr(self, f"{name}_port")
-        host = self.local_host
+        host = _local(self.gateway_host) if name == "gateway" else self.local_host
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
@@ -61,6 +60,22 @@ class ServerSettings:
             "--metrics-port": self.metrics_port,
             "--health-port": self.health_port,
         }
+
+
+def _local(host: str) -> str:
+    try:
+        any_address = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        any_address = False
+    return "127.0.0.1" if any_address else host
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def header_pattern(policy_names: Iterable[str]) -> str:

@@ -79,6 +79,7 @@ def _server(sections: dict[str, Section]) -> dict[str, Any] | None:
         **{name: data.get(name) for name in names},
         "pid": data.get("server_pid"),
         "health": details.get("health"),
+        "gateway": details.get("gateway"),
         "phase": details.get("phase"),
     }
 
@@ -96,6 +97,7 @@ def _unsupervised(home: Path) -> dict[str, Any] | None:
         "given_up": {},
         "pid": found.pid,
         "health": None,
+        "gateway": None,
         "phase": "unsupervised",
     }
 

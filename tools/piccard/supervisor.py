@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from piccard_contract.home import Service, version_owner
 from piccard_contract.live_state import LiveState, LiveStateError, SectionWriter
@@ -19,6 +20,8 @@ from piccard_contract.reports import SupervisorReport
 
 from piccard.errors import OperationError
 from piccard.found_server import FoundServer, find_server
+from piccard.gateway_process import OWNER as GATEWAY
+from piccard.gateway_process import GatewayProcess
 from piccard.health_server import Health, HealthServer, Question
 from piccard.keys import admin_key_path, read_secret
 from piccard.policy_store import load_policy
@@ -75,6 +78,7 @@ class Supervisor:
         self._server: Server | None = None
         self._taken_over = False
         self._control: TritonControl | None = None
+        self._gateway: GatewayProcess | None = None
 
     def end(self) -> None:
         """Have `run` end the server in order; safe in a signal handler and from any thread."""
@@ -178,7 +182,13 @@ class Supervisor:
         if differing:
             self._tell(f"the server runs already; {', '.join(differing)} will count at its next start")
         own = self.settings
-        self.settings = replace(found.settings, health_port=own.health_port, give_up_after=own.give_up_after)
+        self.settings = replace(
+            found.settings,
+            health_port=own.health_port,
+            give_up_after=own.give_up_after,
+            gateway_host=own.gateway_host,
+            gateway_port=own.gateway_port,
+        )
         self._readiness = Readiness(self.settings.address("grpc"))
 
     def _take_over(self, found: FoundServer) -> None:
@@ -208,6 +218,9 @@ class Supervisor:
             if self._ending.wait(TICK) or not self._server.running:
                 return self._outcome()
             self._publish()
+        if self.settings.gateway_port is not None:
+            self._gateway = GatewayProcess(self.home, self.settings, self._tell, self._counts)
+            self._gateway.start()
         self._watch = Watch(self._control, self._tell, self._counts, self._ending, self.settings.give_up_after)
         threading.Thread(target=self._start_up, args=(self._control, self._watch), name="startup", daemon=True).start()
         published = 0.0
@@ -233,6 +246,8 @@ class Supervisor:
         """Look after the services; a home that somebody broke by hand is told of and does not end the server."""
         try:
             watch.look(self._services)
+            if self._gateway is not None:
+                self._gateway.look(self._services)
             if due:
                 self._adopt(services_of(self.home))
                 self._publish()
@@ -268,8 +283,15 @@ class Supervisor:
         given_up = self._watch.given_up()
         answers = {service.name: self._ready_of(service, given_up) for service in list(self._services)}
         ready = all(good for good, _ in answers.values()) and not self._ending.is_set()
-        body = {"ready": ready, "services": {name: body for name, (_, body) in answers.items()}, "given_up": given_up}
+        body: dict[str, Any] = {"ready": ready, "services": {name: body for name, (_, body) in answers.items()}}
+        body |= {"given_up": given_up, **self._told_of_gateway()}
         return ready, body
+
+    def _told_of_gateway(self) -> dict[str, Any]:
+        """Whether the gateway runs; nothing where there is none. The services are ready without it all the same."""
+        if self._gateway is None:
+            return {}
+        return {"gateway": {"running": bool(self._gateway.pid), "given_up": self._gateway.given_up}}
 
     def _service_ready(self, name: str) -> Question | None:
         """The question whether the service `name` is ready, whatever becomes of the others."""
@@ -294,6 +316,11 @@ class Supervisor:
     def _publish(self) -> None:
         waiting = self._watch.waiting() if self._watch else {}
         given_up = self._watch.given_up() if self._watch else {}
+        if self._gateway is not None:
+            seconds = self._gateway.seconds_left()
+            names = [f"{service.name}/{GATEWAY}" for service in self._services]
+            waiting |= dict.fromkeys(names, seconds) if seconds is not None else {}
+            given_up |= dict.fromkeys(names, self._gateway.given_up) if self._gateway.given_up else {}
         report = SupervisorReport(
             http=self.settings.address("http"),
             grpc=self.settings.address("grpc"),
@@ -304,6 +331,7 @@ class Supervisor:
             given_up=given_up,
             details={
                 "health": self.settings.address("health"),
+                "gateway": self.settings.address("gateway") if self._gateway is not None else None,
                 "phase": self._phase,
                 "pid": os.getpid(),
                 "started_at": self._started_at,
@@ -327,10 +355,22 @@ class Supervisor:
         self._phase = "stopping"
         self._ending.set()
         if not server.running:
+            self._end_gateway(0)
             server.stop(0)
             return
         self._tell(f"ending: streams in flight get {self.settings.exit_timeout} s")
+        # Its streams are the server's too, and it takes no new ones from now on.
+        self._end_gateway(self.settings.exit_timeout)
         stopper = threading.Thread(target=server.stop, args=(self.settings.exit_timeout + 15, self._idle))
+        stopper.start()
+        while stopper.is_alive():
+            self._publish()
+            stopper.join(PUBLISH_EVERY)
+
+    def _end_gateway(self, grace: float) -> None:
+        if self._gateway is None:
+            return
+        stopper = threading.Thread(target=self._gateway.stop, args=(grace,))
         stopper.start()
         while stopper.is_alive():
             self._publish()

@@ -1,0 +1,159 @@
+"""The gateway of a real server: the official client of OpenAI, and tritonclient beside it."""
+
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import psutil
+import pytest
+from piccard.gateway_keys import add_key
+from piccard_contract.home import version_owner
+from piccard_server import RunningServer, make_scripted_home, wait_for
+from triton_calls import GrpcStream
+
+MESSAGES: Any = [{"role": "user", "content": "a b c"}]
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    service = make_scripted_home(tmp_path_factory.mktemp("home"))
+    running = RunningServer(service.home, "--gateway")
+    try:
+        running.wait_ready()
+        wait_for(lambda: answers(running), 60, "the gateway")
+        yield running
+    finally:
+        running.stop()
+
+
+def answers(server: RunningServer) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{server.gateway}/health", timeout=60) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def client(server: RunningServer, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://{server.gateway}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+def script(**settings: Any) -> dict[str, Any]:
+    return {"extensions": {"script": {"delay_s": 0.0, **settings}}}
+
+
+def idle(server: RunningServer) -> bool:
+    sections = [server.section(version_owner(version)) for version in (1, 2)]
+    return all(found is not None and found.data["running"] + found.data["waiting"] == 0 for found in sections)
+
+
+def test_a_chat_whole_and_streamed(gateway: RunningServer) -> None:
+    ask = client(gateway).chat.completions
+    more = script(tokens=3, text="one two")
+    answer = ask.with_raw_response.create(
+        model="deepseek", messages=MESSAGES, extra_body=more, extra_headers={"X-Canary": "true"}
+    )
+    assert (answer.headers["x-served-version"], answer.headers["x-route-reason"]) == ("2", "header")
+    whole = answer.parse()
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 3
+    stream = ask.create(
+        model="deepseek", messages=MESSAGES, stream=True, stream_options={"include_usage": True}, extra_body=more
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage.model_copy(
+        update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details}
+    )
+
+
+def test_completions_choices_and_log_probabilities(gateway: RunningServer) -> None:
+    answer = client(gateway).completions.create(
+        model="deepseek", prompt="a b", n=2, logprobs=1, echo=True, max_tokens=4, extra_body=script(tokens=9)
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    for choice in answer.choices:
+        assert choice.text.startswith("a b")
+        assert choice.finish_reason == "length"
+        assert choice.logprobs is not None
+        assert "".join(choice.logprobs.tokens or []) == choice.text
+    chat = client(gateway).chat.completions.create(
+        model="deepseek", messages=MESSAGES, logprobs=True, top_logprobs=1, extra_body=script(tokens=2)
+    )
+    assert chat.choices[0].logprobs is not None
+    assert len(chat.choices[0].logprobs.content or []) == 2
+
+
+def test_errors_have_their_class(gateway: RunningServer) -> None:
+    ask = client(gateway).chat.completions
+    with pytest.raises(openai.NotFoundError):
+        ask.create(model="other", messages=MESSAGES)
+    with pytest.raises(openai.UnprocessableEntityError, match="response_format"):
+        ask.create(model="deepseek", messages=MESSAGES, response_format={"type": "json_object"})
+    with pytest.raises(openai.BadRequestError):
+        ask.create(model="deepseek", messages=MESSAGES, max_tokens=10**9)
+    with pytest.raises(openai.RateLimitError) as refused:
+        ask.create(model="deepseek", messages=MESSAGES, extra_body=script(fail_at=0, error="OVERLOADED"))
+    assert refused.value.response.headers["retry-after"]
+    stream = ask.create(
+        model="deepseek", messages=MESSAGES, stream=True, extra_body=script(fail_at=2, error="INTERNAL", tokens=9)
+    )
+    with pytest.raises(openai.APIError):
+        list(stream)
+
+
+def test_tritonclient_gets_the_same_beside_it(gateway: RunningServer) -> None:
+    more = script(tokens=4)
+    told = client(gateway).completions.create(model="deepseek", prompt="a b", max_tokens=9, extra_body=more)
+    with GrpcStream(gateway.grpc) as stream:
+        stream.send(
+            "deepseek",
+            text_input="a b",
+            stream=True,
+            sampling_parameters={"max_tokens": 9},
+            extensions=more["extensions"],
+        )
+        text = "".join(response["text_output"][0] for response in stream.responses())
+    assert told.choices[0].text == text
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_client_that_goes_away_ends_its_generation(gateway: RunningServer, late: bool) -> None:
+    """`late`: before its first token, when the token that cancels it has been announced alone."""
+    more = script(tokens=30_000, **({"first_delay_s": 600.0} if late else {"delay_s": 0.01}))
+    asking = client(gateway).with_options(timeout=3600)
+    if late:
+        with pytest.raises(openai.APITimeoutError):
+            client(gateway).with_options(timeout=2).completions.create(
+                model="deepseek", prompt="a", stream=True, max_tokens=30_000, extra_body=more
+            )
+    else:
+        stream = asking.completions.create(
+            model="deepseek", prompt="a", stream=True, max_tokens=30_000, extra_body=more
+        )
+        next(stream)
+        stream.close()
+    wait_for(lambda: idle(gateway), 60, "the generation to end")
+
+
+def test_keys_open_and_a_gateway_that_dies_is_started_again(gateway: RunningServer) -> None:
+    key = add_key(gateway.home, "me")
+    with pytest.raises(openai.AuthenticationError):
+        client(gateway).models.list()
+    assert [model.id for model in client(gateway, key).models.list()] == ["deepseek"]
+
+    (process,) = [
+        child
+        for child in psutil.Process(gateway.process.pid).children()
+        if "piccard_gateway" in " ".join(child.cmdline())
+    ]
+    os.kill(process.pid, signal.SIGKILL)
+    wait_for(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, 60, "its end")
+    wait_for(lambda: answers(gateway), 60, "the next gateway")
+    assert gateway.get("readyz")[1]["gateway"]["given_up"] == ""
+    wait_for(lambda: gateway.metric("piccard_revivals_total", owner="gateway") == 1, 60, "the count")
+    assert [model.id for model in client(gateway, key).models.list()] == ["deepseek"]
