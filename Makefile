@@ -8,7 +8,7 @@ BIN := .venv/bin
 LOCKED := requirements/torch.txt requirements/runtime.txt requirements/dev.txt pyproject.toml tools/environment.sh
 # Those without a server first. SOAKS kill, or take up to half an hour; kernels needs a GPU; demo_server helps others.
 SCRIPTS := $(filter-out demo_server,$(notdir $(basename $(wildcard benchmarks/*.py))))
-SOAKS := $(filter $(SCRIPTS),zero_loss deaths leaks)
+SOAKS := $(filter $(SCRIPTS),zero_loss deaths leaks rollout)
 FIRST := model_step engine_vs_transformers custom_ops
 BENCHMARKS := $(FIRST) $(filter-out $(FIRST) $(SOAKS) kernels,$(SCRIPTS))
 # Runs benchmarks by name; one that fails keeps none from running, but its exit code counts.
