@@ -40,6 +40,8 @@ class Call {
   int64_t value(int name) const { return binding_.values[name]; }
   float real(int index) const { return node_.real(index); }
   const Tensor& input(int index) const { return inputs_[index]; }
+  // A constant input that is read in panels, or null.
+  const Panels* panels(int input) const { return node_.panels(input); }
 
   // Whether an optional output is wanted.
   bool wants(int index) const { return static_cast<size_t>(index) < output_count_; }

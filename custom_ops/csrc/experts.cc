@@ -9,8 +9,7 @@ namespace piccard {
 namespace {
 
 // Columns of the inner activation that one task makes, and of the output.
-constexpr int64_t kInnerPart = 4 * kWeightRows;
-constexpr int64_t kOutputPart = 4 * kWeightRows;
+int64_t part_of(const Weight& weight) { return 4 * weight.together(); }
 // Few multiplications are done sooner by one thread.
 constexpr int64_t kAlone = 1 << 18;
 
@@ -79,16 +78,17 @@ void run_loads(Call& call, const float* x, int64_t T, int64_t D, std::vector<Loa
     if (rows > 1 && rows != T) gather(load, x, D);
     load.inner.resize(static_cast<size_t>(rows * I));
     multiplications += 3 * rows * D * I;
-    for (int64_t first = 0; first < I; first += kInnerPart) tasks.push_back({&load, first, min(I, first + kInnerPart)});
+    const int64_t part = part_of(*load.expert.gate_up);
+    for (int64_t first = 0; first < I; first += part) tasks.push_back({&load, first, min(I, first + part)});
   }
   if (multiplications < kAlone) {
     for (const Task& task : tasks) activate(task, x, D);
     return combine(loads, T, D, 0, D, residual, y);
   }
   call.parallel(static_cast<int64_t>(tasks.size()), [&](int64_t i) { activate(tasks[static_cast<size_t>(i)], x, D); });
-  const int64_t parts = ceil_div(D, kOutputPart);
+  const int64_t width = part_of(*loads.front().expert.down), parts = ceil_div(D, width);
   call.parallel(parts, [&](int64_t part) {
-    combine(loads, T, D, part * kOutputPart, min(D, (part + 1) * kOutputPart), residual, y);
+    combine(loads, T, D, part * width, min(D, (part + 1) * width), residual, y);
   });
 }
 

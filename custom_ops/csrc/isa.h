@@ -53,6 +53,12 @@ struct Isa {
   // out[m, n] = sum_k x[m, k] w[n, k], or added to out where `add`.
   void (*dot_rows)(const float* x, int64_t x_stride, int64_t M, Matrix w, int64_t N, int64_t K, float* out,
                    int64_t out_stride, bool add);
+  // Rows of a weight in one panel; a weight of N takes ceil(N / panel) panels of K columns each, whole ones.
+  int64_t panel;
+  void (*pack_panels)(Matrix w, int64_t N, int64_t K, void* to);
+  // out[m, n - first] = sum_k x[m, k] w[n, k], first <= n < last, for the w that was packed; K is not 0.
+  void (*dot_panels)(const float* x, int64_t x_stride, int64_t M, Format format, const void* panels, int64_t first,
+                     int64_t last, int64_t K, float* out, int64_t out_stride);
   // out[m, c] += sum_t p[m, t] rows[t, c]
   void (*mix_rows)(const float* p, int64_t p_stride, int64_t M, Matrix rows, int64_t T, int64_t C, float* out,
                    int64_t out_stride);

@@ -403,6 +403,8 @@ void dot_rows(const float* x, int64_t x_stride, int64_t M, Matrix w, int64_t N, 
   }
 }
 
+#include "panel_loops.inl"
+
 // M rows of out, V vectors of columns.
 template <Format F, int M, int V>
 inline void mix_block(const float* p, int64_t p_stride, const typename Stored<F>::Type* rows, int64_t stride, int64_t T,
@@ -616,7 +618,7 @@ void fp8(const uint8_t* bytes, float scale, float* out, int64_t count) {
 }  // namespace
 
 extern const Isa PICCARD_ISA;
-const Isa PICCARD_ISA = {PICCARD_ISA_NAME, dot_rows, mix_rows,       widen,  narrow,  softmax, sigmoid, swiglu,
-                         sum_of_squares,   scaled,   product, added, int4, dot_int4, fp8};
+const Isa PICCARD_ISA = {PICCARD_ISA_NAME, dot_rows, kPanel,         pack_panels, dot_panels, mix_rows, widen,    narrow,
+                         softmax,          sigmoid,  swiglu, sum_of_squares, scaled,  product,  added, int4, dot_int4, fp8};
 
 }  // namespace piccard

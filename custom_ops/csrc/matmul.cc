@@ -6,9 +6,9 @@ namespace piccard::matmul {
 void compute(Call& call) {
   const int64_t T = call.value(name::T), K = call.value(name::K), N = call.value(name::N);
   const Floats x(call.input(input::x)), bias(call.input(input::bias)), residual(call.input(input::residual));
-  const PlainWeight weight(matrix_of(call.input(input::weight), K), K);
+  const std::unique_ptr<Weight> weight = float_weight(call, input::weight, 0);
   Result y(call, output::y);
-  linear(call, x.data(), T, K, weight, N, bias.data(), residual.data(), y.data());
+  linear(call, x.data(), T, K, *weight, N, bias.data(), residual.data(), y.data());
   y.finish();
 }
 

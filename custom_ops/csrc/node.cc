@@ -117,6 +117,7 @@ void Node::read_inputs(const ort::KernelInfo* info) {
   size_t count = 0;
   check(ort::call<ort::KernelInfo_GetInputCount_>(info, &count));
   Shape shapes[kMaxInputs];
+  const ort::Value* constants[kMaxInputs] = {};
   for (int i = 0; i < spec_.input_count && i < static_cast<int>(count); ++i) {
     ort::Owned<ort::TypeInfo, ort::ReleaseTypeInfo_> type_info;
     // An optional input that is left out has no type.
@@ -137,10 +138,23 @@ void Node::read_inputs(const ort::KernelInfo* info) {
     if (succeeded(ort::call<ort::KernelInfoGetConstantInput_tensor_>(info, static_cast<size_t>(i), &constant, &value)) &&
         constant) {
       constants_[i] = shapes[i];
+      constants[i] = value;
     }
   }
   Binding binding = attributes_;
   binding.bind(spec_, shapes);
+  for (int i = 0; i < spec_.input_count; ++i) {
+    if (spec_.inputs[i].panels && constants[i] != nullptr) pack(i, constants[i]);
+  }
+}
+
+void Node::pack(int input, const ort::Value* value) {
+  const Shape& shape = constants_[input];
+  if (shape.rank != spec_.inputs[input].rank || shape.count() <= 0) return;
+  void* data = nullptr;
+  check(ort::call<ort::GetTensorMutableData_>(const_cast<ort::Value*>(value), &data));
+  const int64_t rows = shape.dims[shape.rank - 2], columns = shape.dims[shape.rank - 1];
+  panels_[input] = std::make_unique<Panels>(format_of(types_[input]), data, shape.count() / rows / columns, rows, columns);
 }
 
 void Node::check_type(int input) {

@@ -1,10 +1,12 @@
 // One node of a session: its attributes and what is known of its inputs before it runs.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "binding.h"
 #include "ort_abi.h"
+#include "panels.h"
 
 namespace piccard {
 
@@ -20,12 +22,15 @@ class Node {
   float real(int index) const { return reals_[index]; }
   // The shape of an input that never changes; of rank -1 for the others.
   const Shape& constant_shape(int input) const { return constants_[input]; }
+  // A constant input that is read in panels, or null.
+  const Panels* panels(int input) const { return panels_[input].get(); }
   ElementType type(int input) const { return types_[input]; }
 
  private:
   void read_attributes(const ort::KernelInfo* info);
   void read_inputs(const ort::KernelInfo* info);
   void check_type(int input);
+  void pack(int input, const ort::Value* value);
 
   const OperatorSpec& spec_;
   std::string head_;
@@ -33,6 +38,7 @@ class Node {
   float reals_[kMaxReals] = {};
   ElementType types_[kMaxInputs] = {};
   Shape constants_[kMaxInputs];
+  std::unique_ptr<Panels> panels_[kMaxInputs];
 };
 
 // A tensor's shape. Throws Error where it has more dimensions than any operator takes.

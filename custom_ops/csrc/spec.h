@@ -51,7 +51,8 @@ struct Parameter {
   int rank;
   const Formula* shape;
   bool optional;
-  int alias;  // Of an output: the input whose memory it has to share, or -1.
+  int alias;    // Of an output: the input whose memory it has to share, or -1.
+  bool panels;  // Of an input: a weight that only products read, in panels where it never changes.
 };
 
 enum class Kind { kInteger, kReal, kChoice };

@@ -26,16 +26,23 @@ void PackedWeight::dot(const float* x, int64_t x_stride, int64_t M, int64_t firs
   }
 }
 
+std::unique_ptr<Weight> float_weight(const Call& call, int input, int64_t matrix) {
+  if (const Panels* panels = call.panels(input)) return std::make_unique<PanelWeight>(*panels, matrix);
+  const Tensor& tensor = call.input(input);
+  const int64_t rows = tensor.shape.dims[tensor.shape.rank - 2], columns = tensor.shape.dims[tensor.shape.rank - 1];
+  return std::make_unique<PlainWeight>(matrix_of(tensor, columns).row(matrix * rows), columns);
+}
+
 int64_t parts_for(int64_t multiplications, int64_t parts) {
   return max(int64_t{1}, min(min(multiplications / kPart, parts), kMaxParts));
 }
 
 void linear(Call& call, const float* x, int64_t M, int64_t K, const Weight& weight, int64_t N, const float* bias,
             const float* residual, float* y) {
-  const int64_t groups = ceil_div(N, kWeightRows);
+  const int64_t together = weight.together(), groups = ceil_div(N, together);
   const int64_t parts = parts_for(M * N * K, groups);
   call.parallel(parts, [&](int64_t part) {
-    const int64_t first = groups * part / parts * kWeightRows, last = min(N, groups * (part + 1) / parts * kWeightRows);
+    const int64_t first = groups * part / parts * together, last = min(N, groups * (part + 1) / parts * together);
     if (first >= last) return;
     weight.dot(x, K, M, first, last, y + first, N);
     for (int64_t m = 0; m < M; ++m) {

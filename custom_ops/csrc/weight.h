@@ -10,6 +10,8 @@ namespace piccard {
 class Weight {
  public:
   virtual ~Weight() = default;
+  // How many rows are read at once: a part that begins at a multiple leaves nothing to do twice.
+  virtual int64_t together() const { return kWeightRows; }
   // out[m, n - first] = x[m] . w[n], first <= n < last
   virtual void dot(const float* x, int64_t x_stride, int64_t M, int64_t first, int64_t last, float* out,
                    int64_t out_stride) const = 0;
@@ -29,6 +31,21 @@ class PlainWeight : public Weight {
   int64_t columns_;
 };
 
+// One that was copied into panels.
+class PanelWeight : public Weight {
+ public:
+  PanelWeight(const Panels& panels, int64_t matrix) : panels_(panels), data_(panels.matrix(matrix)) {}
+  int64_t together() const override { return isa().panel; }
+  void dot(const float* x, int64_t x_stride, int64_t M, int64_t first, int64_t last, float* out,
+           int64_t out_stride) const override {
+    isa().dot_panels(x, x_stride, M, panels_.format(), data_, first, last, panels_.columns(), out, out_stride);
+  }
+
+ private:
+  const Panels& panels_;
+  const void* data_;
+};
+
 // One whose rows are packed; `unpack` writes the columns first .. first + count - 1 of a row, first a multiple of 8.
 class PackedWeight : public Weight {
  public:
@@ -44,6 +61,9 @@ class PackedWeight : public Weight {
 };
 
 inline Matrix matrix_of(const Tensor& tensor, int64_t stride) { return {format_of(tensor.type), tensor.data, stride}; }
+
+// The `matrix`-th [N, K] of an input [.., N, K] of floats; in panels where the session's input never changes.
+std::unique_ptr<Weight> float_weight(const Call& call, int input, int64_t matrix);
 
 // y = x w^T + bias + residual for M rows, on all threads; bias and residual may be null.
 void linear(Call& call, const float* x, int64_t M, int64_t K, const Weight& weight, int64_t N, const float* bias,

@@ -115,7 +115,7 @@ def _parameter(operator: Operator, parameter: Input | Output) -> str:
         alias = [each.name for each in operator.inputs].index(parameter.alias)
     return (
         f'{{"{parameter.name}", {constraint}, {len(parameter.shape)}, kShape_{parameter.name},'
-        f" {_bool(parameter.optional)}, {alias}}}"
+        f" {_bool(parameter.optional)}, {alias}, {_bool(isinstance(parameter, Input) and parameter.panels)}}}"
     )
 
 

@@ -44,6 +44,8 @@ class Input:
     Attributes:
         type: an element type, or the name of a type constraint: inputs of one constraint have one type.
         shape: a formula for each dimension.
+        panels: a weight [.., out, in] of floats that only products read: a session in which it is constant copies it
+            once into the order in which they do.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Input:
     shape: tuple[str, ...]
     doc: str
     optional: bool = False
+    panels: bool = False
 
 
 @dataclass(frozen=True, slots=True)

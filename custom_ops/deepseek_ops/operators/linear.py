@@ -12,10 +12,12 @@ MATMUL = Operator(
     kernel="matmul",
     reference=_REFERENCE,
     doc="y = x weight^T + bias + residual with float32 sums. The weight is read once for several rows, in its own type:"
-    " a bfloat16 initialiser is not widened first, which halves what a step reads.",
+    " a bfloat16 initialiser is not widened first, which halves what a step reads. A session copies a constant weight"
+    " into the order in which it is read, once, and reads the initialiser no more: beside a model whose weights are"
+    " mapped from its file it takes their size in memory.",
     inputs=(
         _X,
-        Input("weight", "W", ("N", "K"), "as stored: [out, in]"),
+        Input("weight", "W", ("N", "K"), "as stored: [out, in]", panels=True),
         Input("bias", "W", ("N",), "added to every row", optional=True),
         residual(("T", "N")),
     ),
