@@ -6,20 +6,22 @@ import pytest
 import torch
 from deepseek_ops.operators import OPERATORS
 from deepseek_ops.registry import Operator
-from one_node import DTYPES, OneNode
+from one_node import DTYPES, OneNode, panel_weights
 from operator_cases import make_case
 from operator_check import check
 
 SEEDS = range(24)
 NAMES = [operator.name for operator in OPERATORS]
-WEIGHTS = ("weight", "kv_b", "gate_up", "down", "shared_gate_up", "shared_down")
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=NAMES)
 def test_agrees_with_the_reference(library: Path, operator: Operator) -> None:
     for seed in SEEDS:
         case = make_case(operator.name, seed)
-        weights = [name for name in WEIGHTS if name in case.inputs]
+        weights = {
+            *panel_weights(operator.name, case.inputs),
+            *(name for name in ("weight", "kv_b", "down") if name in case.inputs),
+        }
         node = OneNode(
             library,
             operator.name,
