@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 from deepseek_ops.operators import OPERATORS
 from deepseek_ops.registry import Operator
-from one_node import DTYPES, OneNode
+from one_node import DTYPES, OneNode, panel_weights
 from operator_cases import make_case
 from operator_check import check
 
@@ -17,7 +18,10 @@ NAMES = [operator.name for operator in OPERATORS]
 def test_agrees_with_the_reference(library: Path, operator: Operator) -> None:
     for seed in SEEDS:
         case = make_case(operator.name, seed)
-        weights = [name for name in ("weight", "kv_b", "down") if name in case.inputs]
+        weights = {
+            *panel_weights(operator.name, case.inputs),
+            *(name for name in ("weight", "kv_b", "down") if name in case.inputs),
+        }
         node = OneNode(
             library,
             operator.name,
@@ -37,3 +41,17 @@ def test_takes_every_type_of_activations(library: Path, operator: Operator) -> N
         case = make_case(operator.name, 1, DTYPES[name])
         node = OneNode(library, operator.name, case.inputs, case.attributes, outputs=case.outputs)
         check(operator, case, node.run(case.inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("outputs", [1, 7, 15, 16, 17, 31, 33, 64])
+def test_a_constant_weight_multiplies_as_one_that_is_fed(library: Path, dtype: torch.dtype, outputs: int) -> None:
+    """Rows, columns and outputs around the sizes of panels and of their tiles."""
+    random = torch.Generator().manual_seed(outputs)
+    for columns in (1, 2, 3, 5, 16, 257):
+        weight = torch.randn(outputs, columns, generator=random).to(dtype)
+        for rows in (*range(1, 15), 31, 600):
+            inputs = {"x": torch.randn(rows, columns, generator=random), "weight": weight}
+            node = OneNode(library, "DeepSeekMatMul", inputs, constant=["weight"], threads=1 + rows % 2)
+            expected = inputs["x"].double() @ weight.double().t()
+            assert torch.allclose(node.run(inputs)["y"].double(), expected, rtol=2e-5, atol=2e-5)

@@ -111,6 +111,11 @@ class OneNode:
         return {**defaults, **self.attributes}
 
 
+def panel_weights(name: str, inputs: Mapping[str, Tensor]) -> list[str]:
+    """The operator's inputs that a session copies into panels where they are constant."""
+    return [each.name for each in BY_NAME[name].inputs if each.panels and each.name in inputs]
+
+
 def output_type(operator: Operator, constraint: str, inputs: Mapping[str, Tensor]) -> str:
     """The element type of an output."""
     if constraint in ELEMENT_TYPES:

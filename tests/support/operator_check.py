@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from deepseek_ops.operators import OPERATORS
 from deepseek_ops.registry import Operator
-from one_node import DTYPES, OneNode, output_type
+from one_node import DTYPES, OneNode, output_type, panel_weights
 from operator_cases import Case, make_case
 from torch import Tensor
 
@@ -44,7 +44,8 @@ def main() -> None:
     for operator in OPERATORS:
         for seed in range(seeds):
             case = make_case(operator.name, seed)
-            node = OneNode(library, case.name, case.inputs, case.attributes, outputs=case.outputs)
+            constant = panel_weights(case.name, case.inputs) if seed % 2 else []
+            node = OneNode(library, case.name, case.inputs, case.attributes, constant=constant, outputs=case.outputs)
             check(operator, case, node.run(case.inputs))
     print(instruction_set(library))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from deepseek_ops.operators import OPERATORS
-from one_node import OneNode, Shapes
+from one_node import OneNode, Shapes, panel_weights
 from operator_cases import Case, make_case
 from torch import Tensor
 
@@ -33,7 +33,15 @@ def fuzz(library: Path, name: str, seed: int) -> str:
         attributes[attribute] = rng.choice((-1, 0, 1, 2, 3, 7, 1 << 24, 1 << 62))
     outputs = {key: list(value.shape) for key, value in case.expected.items() if "cache" not in key}
     try:
-        node = OneNode(library, name, inputs, attributes, shapes=rng.choice(_SHAPES), outputs=case.outputs)
+        node = OneNode(
+            library,
+            name,
+            inputs,
+            attributes,
+            constant=panel_weights(name, inputs) if seed % 2 else [],
+            shapes=rng.choice(_SHAPES),
+            outputs=case.outputs,
+        )
         node.run(inputs, outputs)
     except Exception as error:
         return _own(name, error)
@@ -91,9 +99,12 @@ _CHANGES: tuple[Callable[[random.Random, Tensor], Tensor], ...] = (_value, _valu
 
 
 def sound(library: Path, name: str, seed: int) -> None:
-    """One call as it should be."""
+    """One call as it should be, with constant weights every other time."""
     case: Case = make_case(name, seed)
-    OneNode(library, name, case.inputs, case.attributes, outputs=case.outputs, threads=2).run(case.inputs)
+    constant = panel_weights(name, case.inputs) if seed % 2 else []
+    OneNode(library, name, case.inputs, case.attributes, constant=constant, outputs=case.outputs, threads=2).run(
+        case.inputs
+    )
 
 
 def main() -> None:
