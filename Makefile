@@ -8,7 +8,7 @@ BIN := .venv/bin
 LOCKED := requirements/torch.txt requirements/runtime.txt requirements/dev.txt pyproject.toml tools/environment.sh
 # Those without a server first. SOAKS kill, or take up to half an hour; kernels needs a GPU; demo_server helps others.
 SCRIPTS := $(filter-out demo_server,$(notdir $(basename $(wildcard benchmarks/*.py))))
-SOAKS := $(filter $(SCRIPTS),zero_loss deaths leaks rollout)
+SOAKS := $(filter $(SCRIPTS),rollout zero_loss deaths leaks)
 FIRST := model_step engine_vs_transformers custom_ops
 BENCHMARKS := $(FIRST) $(filter-out $(FIRST) $(SOAKS) kernels,$(SCRIPTS))
 # Runs benchmarks by name; one that fails keeps none from running, but its exit code counts.
@@ -45,7 +45,7 @@ bench: .venv/.dev ## run the benchmarks, those of the kernels where there is a G
 	@gpu=; if $(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())"; then gpu=kernels; fi; \
 	$(call RUN_BENCHMARKS,$(BENCHMARKS) $$gpu)
 
-soak: .venv/.dev ## use servers for long: is a request lost, does anything grow (more than half an hour)
+soak: .venv/.dev ## what takes long: is a request lost, does anything grow, what do verdicts miss (an hour)
 	@$(call RUN_BENCHMARKS,$(SOAKS))
 
 custom-ops: .venv/.runtime ## build the ONNX Runtime operators if they have changed, and print the library's path
