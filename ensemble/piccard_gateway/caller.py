@@ -12,24 +12,25 @@ class Caller:
 
     Attributes:
         tenant: whose prompts share a prefix cache, and whose tokens are counted together.
-        priority: the highest that is believed.
+        priority: of a request that asks for none, and the best that is believed: lower goes first. None believes any.
         services: names of those that may be asked; None for all.
     """
 
     tenant: str = ""
-    priority: int = 100
+    priority: int | None = None
     services: frozenset[str] | None = None
 
     def may_ask(self, service: str) -> bool:
         return self.services is None or service in self.services
 
-    def claims(self, asked: int, secret: bytes) -> GatewayClaims | None:
+    def claims(self, asked: int | None, secret: bytes) -> GatewayClaims | None:
         """Tenant and priority with the gateway's signature; None where there is nothing to vouch for.
 
         Args:
-            asked: the priority that the request asks for; more than the caller's own is cut to that.
+            asked: the priority that the request asks for, or None; a better one than the caller's own is not given.
         """
-        priority = min(asked, self.priority)
+        own = self.priority
+        priority = (own or 0) if asked is None else asked if own is None else max(asked, own)
         if not (self.tenant or priority):
             return None
         return GatewayClaims(tenant=self.tenant, priority=priority).sign(secret)

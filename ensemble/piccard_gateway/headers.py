@@ -46,15 +46,15 @@ def request_id_of(headers: Mapping[str, str], made: str) -> str:
     return _checked("X-Request-Id", sent)
 
 
-def priority_of(headers: Mapping[str, str]) -> int:
-    """The header X-Priority, 0 where there is none.
+def priority_of(headers: Mapping[str, str]) -> int | None:
+    """The header X-Priority, None where there is none; lower goes first.
 
     Raises:
         ApiError: it is no whole number from -100 to 100.
     """
     sent = headers.get(PRIORITY)
     if not sent:
-        return 0
+        return None
     try:
         value = int(sent) if len(sent) <= 4 and sent.isascii() else 101
     except ValueError:

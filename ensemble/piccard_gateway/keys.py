@@ -24,7 +24,7 @@ class KeyRecord(BaseModel):
         name: for people.
         tenant: whose prompts share a prefix cache and whose tokens are counted together.
         rate: requests a minute; null for any number.
-        priority: the highest that a request with it may ask for.
+        priority: of its requests, and the best that they may ask for; lower goes first.
         services: that it may ask; null for all.
         hash: SHA-256 of salt and secret, in hex.
         created: time in UTC, ISO 8601.

@@ -10,6 +10,7 @@ from piccard import prerequisites
 from piccard.server_settings import ServerSettings
 from piccard.triton_binary import Origin, TritonInstall, find_triton, python_version
 from piccard_contract.home import Service
+from piccard_contract.process_lock import ProcessLock
 from piccard_server import free_ports
 
 
@@ -116,3 +117,22 @@ def test_address_that_is_not_this_machine_s() -> None:
     found = list(prerequisites.port_problems(ServerSettings("192.0.2.1", *free_ports(4))))
     assert len(found) == 4
     assert_sentence(found[0], "192.0.2.1")
+
+
+def test_the_port_of_a_gateway_that_was_left_is_no_problem(tmp_path: Path) -> None:
+    """Nothing else of a killed start may run; the gateway ends when the next supervisor tells it to."""
+    service = Service(tmp_path)
+    service.gateway_lock.parent.mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = ServerSettings("127.0.0.1", *free_ports(4), gateway_port=taken.getsockname()[1])
+
+        def told() -> bool:
+            return any("--gateway-port" in problem for problem in prerequisites.problems(None, settings, tmp_path, 1))
+
+        assert told()
+        lock = ProcessLock(service.gateway_lock)
+        lock.acquire(timeout=1.0)
+        try:
+            assert not told()
+        finally:
+            lock.release()

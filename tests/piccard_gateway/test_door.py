@@ -26,7 +26,7 @@ def test_with_keys_only_who_has_one(gateway: FakeGateway) -> None:
     assert ask(gateway) == 401
     assert ask(gateway, "nonsense") == 401
     assert ask(gateway, key[:-1] + ("a" if key[-1] != "a" else "b")) == 401
-    assert ask(gateway, key, X_Priority="50") == 200
+    assert ask(gateway, key, X_Priority="-50") == 200
     assert gateway.get("/health").status_code == 200
     assert gateway.get("/v1/models").status_code == 401
     claims = GatewayClaims.model_validate(gateway.generator.asked[-1].extensions["gateway"])

@@ -127,7 +127,10 @@ def key_add(
     name: Annotated[str, typer.Argument(help="Whose it is, for people.")],
     tenant: Annotated[str, typer.Option(help="Whose prompts share a cache; else the name.")] = "",
     rate: Annotated[float | None, typer.Option(min=0.001, help="Requests a minute; else any number.")] = None,
-    priority: Annotated[int, typer.Option(min=-100, max=100, help="The highest that it may ask for.")] = 0,
+    priority: Annotated[
+        int,
+        typer.Option(min=-100, max=100, help="Of its requests, and the best that they may ask for; lower goes first."),
+    ] = 0,
     service: Annotated[list[str] | None, typer.Option("--service", help="One that it may ask; else all.")] = None,
     home: Home = DEFAULT_HOME,
 ) -> None:

@@ -7,8 +7,12 @@ import shutil
 import socket
 import sys
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from piccard_contract.home import Service
+from piccard_contract.process_lock import holder_pid
 
 from piccard.server_settings import ServerSettings
 from piccard.shared_memory import SHARED_MEMORY
@@ -47,7 +51,10 @@ def problems(
         found += [glibc_problem(), libpython_problem(), numpy_problem()]
     if install is not None:
         found.append(stub_problem(install))
-    found += [home_problem(home), shared_memory_problem(processes), *port_problems(settings, bound)]
+    # A gateway that a killed supervisor left makes room, and the next one waits for it.
+    left = holder_pid(Service(home.absolute()).gateway_lock) is not None
+    ports = port_problems(replace(settings, gateway_port=None) if left else settings, bound)
+    found += [home_problem(home), shared_memory_problem(processes), *ports]
     return [problem for problem in found if problem]
 
 
