@@ -7,15 +7,20 @@ from torch import Tensor
 class PenaltyTable:
     """A row of counts for each penalised sequence, in two tensors that grow, so that a batch is gathered in one step.
 
+    Args:
+        capacity: rows to begin with.
+
     Attributes:
         output_counts: [capacity, V] int32.
         prompt_seen: [capacity, V] bool.
+        generation: rises when the two have grown, and so are other tensors than before.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.output_counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
-        self.prompt_seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
-        self._free: list[int] = []
+    def __init__(self, vocab_size: int, device: torch.device, capacity: int = 0) -> None:
+        self.output_counts = torch.zeros(capacity, vocab_size, dtype=torch.int32, device=device)
+        self.prompt_seen = torch.zeros(capacity, vocab_size, dtype=torch.bool, device=device)
+        self.generation = 0
+        self._free: list[int] = list(range(capacity - 1, -1, -1))
 
     def add(self, prompt_ids: list[int], output_ids: list[int]) -> int:
         """Count the tokens of a sequence in a row of its own; returns the row."""
@@ -39,6 +44,7 @@ class PenaltyTable:
         self.output_counts[rows, token_ids] += 1
 
     def _grow(self) -> None:
+        self.generation += 1
         capacity = len(self.output_counts)
         more = max(4, capacity)
         self.output_counts = torch.cat(

@@ -4,6 +4,7 @@ Importing it imports triton.
 """
 
 from deepseek_engine.kernels import (
+    head_gemm_triton,
     mla_decode_triton,
     mla_prefill_triton,
     moe_gate_triton,
@@ -12,10 +13,13 @@ from deepseek_engine.kernels import (
     rope_cache_triton,
     sampling_triton,
     small_gemm_triton,
+    step_inputs_triton,
+    swiglu_triton,
 )
 from deepseek_engine.kernels.variants import LaunchPlan, Table
 
 _MODULES = (
+    head_gemm_triton,
     rms_norm_triton,
     rope_cache_triton,
     mla_decode_triton,
@@ -23,6 +27,8 @@ _MODULES = (
     moe_gate_triton,
     moe_triton,
     small_gemm_triton,
+    step_inputs_triton,
+    swiglu_triton,
     sampling_triton,
 )
 TABLES: tuple[Table, ...] = tuple(table for module in _MODULES for table in module.TABLES)

@@ -78,6 +78,7 @@ def mla_decode_kernel(
     q_pe_ptr,
     cache_ptr,
     table_ptr,
+    table_rows_ptr,
     lengths_ptr,
     query_starts_ptr,
     plan_ptr,
@@ -165,7 +166,7 @@ def mla_decode_kernel(
                     acc = tl.zeros((BLOCK_ROWS, RANK), dtype=tl.float32)
                 peak = tl.full((BLOCK_ROWS,), float("-inf"), dtype=tl.float32)
                 weight = tl.zeros((BLOCK_ROWS,), dtype=tl.float32)
-                table_row = table_ptr + sequence.to(tl.int64) * table_stride
+                table_row = table_ptr + tl.load(table_rows_ptr + sequence).to(tl.int64) * table_stride
                 begin = tile - first_tile
                 if ADJACENT:
                     where = tl.load(table_row + begin * TILE // PAGE)
@@ -414,6 +415,7 @@ MLA_DECODE = Table(
             "q_pe_ptr": "*T",
             "cache_ptr": "*T",
             "table_ptr": "*i32",
+            "table_rows_ptr": "*i32",
             "lengths_ptr": "*i32",
             "query_starts_ptr": "*i32",
             "plan_ptr": "*i32",
@@ -484,7 +486,9 @@ class DecodePlan:
     query_starts: Tensor
     """int32 [R + 1]: row r owns query tokens query_starts[r] : query_starts[r + 1], at most `max_queries` of them."""
     tables: Tensor
-    """int32 [R, max_blocks], or int32 [R, max_tokens] of slots where page is 0."""
+    """int32 [S, max_blocks], or int32 [S, max_tokens] of slots where page is 0."""
+    table_rows: Tensor
+    """int32 [R]: the row of `tables` that a sequence reads."""
     page: int
     heads: int
     max_queries: int
@@ -532,10 +536,13 @@ def decode_plan(
     rotary: int,
     dtype: torch.dtype,
     max_queries: int = 1,
+    table_rows: Tensor | None = None,
     workers: int | None = None,
     variant: Variant | None = None,
 ) -> DecodePlan:
     """Choose a row, reserve scratch and cut the work. `workers` and `variant` force a number of spans and a row.
+
+    Without `table_rows` sequence r reads row r of `tables`.
 
     Raises:
         ValueError: more than MAX_QUERIES query tokens a sequence; those are prefill.
@@ -557,6 +564,7 @@ def decode_plan(
         lengths=lengths,
         query_starts=query_starts,
         tables=tables,
+        table_rows=torch.arange(sequences, dtype=torch.int32, device=device) if table_rows is None else table_rows,
         page=page,
         heads=heads,
         max_queries=max_queries,
@@ -607,6 +615,7 @@ def mla_decode(
             "q_pe_ptr": q_pe,
             "cache_ptr": plane,
             "table_ptr": plan.tables,
+            "table_rows_ptr": plan.table_rows,
             "lengths_ptr": plan.lengths,
             "q_stride": q.stride(1),
             "q_pe_stride": q_pe.stride(1),

@@ -74,6 +74,7 @@ def gate_logits_kernel(
 def gate_choose_kernel(
     logits_ptr,
     bias_ptr,
+    slots_ptr,
     weights_ptr,
     experts_ptr,
     tokens,
@@ -81,6 +82,7 @@ def gate_choose_kernel(
     group_size,
     scaling,
     splits,
+    padded,
     GROUPS: tl.constexpr,
     TOPK_GROUPS: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
@@ -137,6 +139,9 @@ def gate_choose_kernel(
         weights = weights / (tl.sum(weights, axis=0) + 1e-20)
     weights = tl.where(choice < TOP_K, weights * scaling, 1.0)
     chosen = tl.where(choice < TOP_K, chosen, experts + choice - TOP_K)
+    # A padded row chooses no expert, so that none is read for it.
+    slot = tl.load(slots_ptr + token, mask=padded > 0, other=0)
+    chosen = tl.where(slot >= 0, chosen, -1)
     width: tl.constexpr = TOP_K + SHARED
     tl.store(weights_ptr + token * width + choice, weights, mask=choice < width)
     tl.store(experts_ptr + token * width + choice, chosen, mask=choice < width)
@@ -218,6 +223,7 @@ GATE_CHOOSE = Table(
         signature={
             "logits_ptr": "*fp32",
             "bias_ptr": "*fp32",
+            "slots_ptr": "*i64",
             "weights_ptr": "*fp32",
             "experts_ptr": "*i32",
             "tokens": "i32",
@@ -225,6 +231,7 @@ GATE_CHOOSE = Table(
             "group_size": "i32",
             "scaling": "fp32",
             "splits": "i32",
+            "padded": "i32",
         },
         constants=(
             "GROUPS",
@@ -276,13 +283,15 @@ def moe_gate(
     normalize: bool,
     scaling: float,
     shared: int = 0,
+    slots: Tensor | None = None,
     variant: Variant | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Route tokens.
 
     x [T, hidden], rows at one stride; weight float32 [E, hidden], contiguous; bias float32 [E] for noaux_tc. `method`
     is the checkpoint's topk_method. Returns weights float32 [T, top_k + shared] and experts int32 of that shape; the
-    last `shared` columns are the shared experts E, E + 1, ... with weight 1.
+    last `shared` columns are the shared experts E, E + 1, ... with weight 1. With `slots` int64 [T], a token whose slot
+    is below 0 is a padded row: its experts are -1.
     `variant` forces a row of GATE_LOGITS.
     """
     tokens, hidden = x.shape
@@ -325,6 +334,7 @@ def moe_gate(
         {
             "logits_ptr": logits,
             "bias_ptr": weight if bias is None else bias,
+            "slots_ptr": chosen if slots is None else slots,
             "weights_ptr": weights,
             "experts_ptr": chosen,
             "tokens": tokens,
@@ -332,6 +342,7 @@ def moe_gate(
             "group_size": ceil_div(experts, groups),
             "scaling": scaling,
             "splits": splits,
+            "padded": int(slots is not None),
         },
     )
     return weights, chosen

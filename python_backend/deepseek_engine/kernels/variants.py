@@ -8,6 +8,7 @@ import ast
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -56,7 +57,13 @@ def evaluate(formula: str, values: Mapping[str, int]) -> int:
     Raises:
         FormulaError: the formula holds anything else, or a name that `values` lacks.
     """
-    return _evaluate(ast.parse(formula, mode="eval").body, values, formula)
+    return _evaluate(_parsed(formula), values, formula)
+
+
+@lru_cache(maxsize=1024)
+def _parsed(formula: str) -> ast.expr:
+    """Plans are evaluated at every launch, and parsing takes most of that."""
+    return ast.parse(formula, mode="eval").body
 
 
 def _evaluate(node: ast.expr, values: Mapping[str, int], formula: str) -> int:

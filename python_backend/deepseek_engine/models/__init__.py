@@ -15,7 +15,7 @@ from deepseek_engine.models.errors import CheckpointError
 from deepseek_engine.models.registry import build_model, read_model_config
 from deepseek_engine.models.weights import Checkpoint
 
-__all__ = ["CheckpointError", "Model", "ModelConfig", "load_config", "load_model"]
+__all__ = ["CheckpointError", "Model", "ModelConfig", "load_config", "load_model", "unread_tensors"]
 
 
 class Model(Protocol):
@@ -55,7 +55,12 @@ def load_model(
     config = load_config(folder)
     checkpoint = Checkpoint(folder, dtype=dtype, device=device, progress=progress)
     model = build_model(config, checkpoint)
+    checkpoint.finish(ignore=unread_tensors(config))
+    return model
+
+
+def unread_tensors(config: ModelConfig) -> tuple[str, ...]:
+    """Patterns of tensors that may be in a checkpoint and that no model reads."""
     # Layers past the last are the MTP modules; old Llama files carry their rotary frequencies.
     mtp = rf"^model\.layers\.(?!({'|'.join(str(layer) for layer in range(config.num_hidden_layers))})\.)"
-    checkpoint.finish(ignore=(mtp, r"rotary_emb\.inv_freq$", r"^lm_head\.weight$"))
-    return model
+    return mtp, r"rotary_emb\.inv_freq$", r"^lm_head\.weight$"

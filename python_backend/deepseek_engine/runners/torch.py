@@ -7,18 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepseek_engine import sampling
 from deepseek_engine.batch import Batch
+from deepseek_engine.runners.prompt_logprobs import prompt_logprobs, to_host
 from deepseek_engine.sampler import Sample, Sampler
 from deepseek_engine.sampling import LogprobTensors
 from deepseek_engine.settings import EngineSettings
-from deepseek_engine.step_plan import LAST_SAMPLED, NewSequence, RowLogprobs, StepPlan, StepResult, StepRow
+from deepseek_engine.step_plan import LAST_SAMPLED, NewSequence, StepPlan, StepResult, StepRow
 
 if TYPE_CHECKING:
     from deepseek_engine.models import Model
-
-# Rows of logits that are held at once for prompt log-probabilities; at a vocabulary of 129,280 each takes half a MiB.
-_LOGPROB_ROWS = 128
 
 
 @dataclass(slots=True)
@@ -66,19 +63,26 @@ class TorchRunner:
             return TorchHandle(0, [], None, {})
         batch = self._batch(rows)
         hidden = self._model.forward(batch, self._cache)
-        prompt_logprobs = {
-            index: self._prompt_logprobs(hidden[batch.query_starts[index] :], row)
+        logits_of = self._model.logits
+        known_logprobs = {
+            index: prompt_logprobs(
+                logits_of,
+                self.vocab_size,
+                self._known[row.sequence_id],
+                row,
+                hidden[batch.query_starts[index] :],
+            )
             for index, row in enumerate(rows)
             if row.prompt_logprobs
         }
         sampled = [index for index, row in enumerate(rows) if row.sample]
         sample = self._sample(rows, sampled, hidden, batch.query_starts) if sampled else None
-        return TorchHandle(len(rows), sampled, sample, prompt_logprobs)
+        return TorchHandle(len(rows), sampled, sample, known_logprobs)
 
     def collect(self, handle: TorchHandle) -> StepResult:
         """Bring a step's tokens and log-probabilities to the host."""
         result = StepResult(token_ids=[[] for _ in range(handle.num_rows)])
-        result.prompt_logprobs = {row: _to_host(parts) for row, parts in handle.prompt_logprobs.items()}
+        result.prompt_logprobs = {row: to_host(parts) for row, parts in handle.prompt_logprobs.items()}
         if handle.sample is None:
             return result
         for index, cause in handle.sample.errors().items():
@@ -155,29 +159,3 @@ class TorchRunner:
         self._last_index = {sequence_id: place for place, sequence_id in enumerate(sequence_ids)}
         self._last_tokens = sample.tokens
         return sample
-
-    def _prompt_logprobs(self, hidden: Tensor, row: StepRow) -> list[LogprobTensors]:
-        """Log-probabilities of the row's known tokens, a few at a time because of the vocabulary's size.
-
-        Args:
-            hidden: [N, hidden] with the row's first token at 0.
-        """
-        sequence = self._known[row.sequence_id]
-        wanted = row.prompt_logprobs or range(0)
-        known = sequence.prompt_ids + sequence.output_ids
-        count = min(sequence.params.prompt_logprobs or 0, self.vocab_size)
-        parts = []
-        for first in range(wanted.start, wanted.stop, _LOGPROB_ROWS):
-            stop = min(first + _LOGPROB_ROWS, wanted.stop)
-            logits = self._model.logits(hidden[first - 1 - row.start : stop - 1 - row.start])
-            targets = torch.tensor(known[first:stop], dtype=torch.int64, device=self._device)
-            parts.append(sampling.gather_logprobs(logits, targets, count))
-        return parts
-
-
-def _to_host(parts: list[LogprobTensors]) -> RowLogprobs:
-    return RowLogprobs(
-        [ids for part in parts for ids in part.token_ids.tolist()],
-        [values for part in parts for values in part.logprobs.tolist()],
-        [rank for part in parts for rank in part.ranks.tolist()],
-    )

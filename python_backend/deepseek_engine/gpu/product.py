@@ -1,0 +1,47 @@
+"""Linear projections on a GPU."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepseek_engine.kernels.small_gemm_triton import Workspace, small_gemm
+from deepseek_engine.kernels.swiglu_triton import swiglu
+
+
+@dataclass(slots=True)
+class Product:
+    """x weight^T + bias.
+
+    One row is bound by reading the weight: a matrix-vector kernel does it; from two rows on the library's products are
+    as fast or faster (H200).
+    """
+
+    weight: Tensor
+    """[out, in], as checkpoints have it."""
+    workspace: Workspace
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, in], rows at one stride -> a new [T, out]."""
+        if x.shape[0] == 1:
+            out = small_gemm(x, self.weight, self.workspace)
+            return out if self.bias is None else out.add_(self.bias)
+        if self.bias is not None:
+            return torch.addmm(self.bias, x, self.weight.t())
+        return torch.mm(x, self.weight.t())
+
+    def gated(self, x: Tensor) -> Tensor:
+        """silu(gate) * up for a weight [gate; up]; x [T, in] -> a new [T, out / 2]."""
+        if x.shape[0] == 1:
+            return small_gemm(x, self.weight, self.workspace, silu=True)
+        return swiglu(torch.mm(x, self.weight.t()))
+
+    def logits(self, x: Tensor, out: Tensor) -> None:
+        """Into `out` float32 [T, vocabulary], which rounds to no half type on the way."""
+        if x.shape[0] == 1:
+            out.copy_(small_gemm(x, self.weight, self.workspace, out_dtype=torch.float32))
+        elif x.is_cuda and x.dtype != torch.float32:
+            torch.mm(x, self.weight.t(), out_dtype=torch.float32, out=out)
+        else:
+            out.copy_(torch.mm(x, self.weight.t()))

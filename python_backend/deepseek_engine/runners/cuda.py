@@ -1,0 +1,496 @@
+"""The runner on a CUDA device: steps run from graphs, each launched before the last one's tokens are read."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepseek_engine.gpu.buckets import bucket_of, decode_buckets, token_buckets
+from deepseek_engine.gpu.decoder import GpuDecoder
+from deepseek_engine.gpu.device_step import DeviceStep
+from deepseek_engine.gpu.packed_inputs import PackedInputs
+from deepseek_engine.gpu.prefill_groups import LongRow, prefill_groups
+from deepseek_engine.gpu.sampling_seats import COLUMNS, SamplingSeats
+from deepseek_engine.gpu.seats import Seats
+from deepseek_engine.gpu.step_graphs import StepGraphs
+from deepseek_engine.kernels import sampling_triton
+from deepseek_engine.kernels.step_inputs_triton import apply_edits
+from deepseek_engine.runners.prompt_logprobs import prompt_logprobs, to_host
+from deepseek_engine.sampling import LogprobTensors, gather_logprobs
+from deepseek_engine.settings import EngineSettings
+from deepseek_engine.step_plan import LAST_SAMPLED, RowLogprobs, StepPlan, StepResult, StepRow
+
+GRAPH_TOKENS = 512
+"""Tokens of a step that runs from graphs; longer ones are busy long enough for the host to launch them."""
+CHUNK_QUERIES = 4
+"""Query tokens of a prompt that the decode kernel takes at once in a step from graphs."""
+EDITS = 512
+"""Entries of block tables that a captured step changes."""
+
+_CAUSES = {
+    sampling_triton.NOT_NUMBERS: "the model's logits are not numbers",
+    sampling_triton.NOTHING_LEFT: "masks and biases leave no token to sample",
+}
+
+
+@dataclass(slots=True)
+class CudaHandle:
+    """A step under way.
+
+    Attributes:
+        rows: how many the plan has.
+        places: the plan's row of each sampled one.
+        tokens, status: of the sampled rows, on their way to the host.
+        logprobs: the plan's row, how many likely tokens it asked for, and its place in `logprob_parts`.
+        done: recorded once all of it is there.
+    """
+
+    rows: int
+    places: list[int] = field(default_factory=list)
+    drawn: list[int] = field(default_factory=list)
+    tokens: Tensor | None = None
+    status: Tensor | None = None
+    logprobs: list[tuple[int, int]] = field(default_factory=list)
+    logprob_parts: LogprobTensors | None = None
+    prompt_logprobs: dict[int, list[LogprobTensors]] = field(default_factory=dict)
+    done: Any = None
+
+
+class CudaRunner:
+    """Runs a model on one CUDA device.
+
+    A step of decodes is one graph, sampling included; one of up to GRAPH_TOKENS tokens is a graph for the model and one
+    for the head; longer ones are launched kernel by kernel.
+
+    Args:
+        model: `gpu.decoder.load_gpu_model`'s.
+        settings: sizes of cache and batch.
+        num_blocks: blocks of the cache; None takes what settings say.
+
+    Attributes:
+        eager: run everything kernel by kernel, at the same sizes.
+        graphs: counts captures and replays.
+    """
+
+    steps_in_flight = 2
+
+    def __init__(self, model: GpuDecoder, settings: EngineSettings, num_blocks: int | None = None) -> None:
+        self.model = model
+        self.eager = False
+        self._device = model.device
+        spec = model.cache_spec()
+        self.vocab_size = model.config.vocab_size
+        self.max_position_embeddings = model.config.max_position_embeddings
+        self.eos_token_ids = tuple(model.config.eos_token_ids)
+        self.block_size = settings.block_size
+        self.num_blocks = num_blocks or settings.blocks_for(spec.bytes_per_token)
+        self.cache_format = repr(spec)
+        self._cache = spec.allocate(self.num_blocks, self.block_size, self._device)
+        context = settings.context_for(self.max_position_embeddings, self.num_blocks)
+        self._rows = settings.max_num_seqs
+        # A row's own table has to fit a step, and one block more where a token is under way.
+        self._seats = Seats(self._rows, -(-context // self.block_size) + 1, self.block_size)
+        self._tables = torch.zeros(self._rows, self._seats.blocks, dtype=torch.int32, device=self._device)
+        # The last place is nobody's: rows that draw nothing write there.
+        self._last_tokens = torch.zeros(self._rows + 1, dtype=torch.int64, device=self._device)
+        self._sampling = SamplingSeats(self._rows, self.vocab_size, self._device)
+        self._graph_tokens = max(GRAPH_TOKENS, self._rows)
+        self._logits = torch.empty(self._rows, self.vocab_size, dtype=torch.float32, device=self._device)
+        self._hidden = torch.zeros(self._rows, model.config.hidden_size, dtype=model.dtype, device=self._device)
+        self._inputs = PackedInputs(_fields(self._graph_tokens, self._rows), self._device)
+        self._decode_sizes = decode_buckets(self._rows)
+        self._token_sizes = token_buckets(self._graph_tokens)
+        self.graphs: StepGraphs[tuple[Tensor, ...]] = StepGraphs(self._device)
+        self._generation = self._sampling.generation
+
+    def capture(self) -> None:
+        """Compile and capture every graph; steps until now, and those beyond the buckets, run kernel by kernel."""
+        arrays = self._inputs.begin()
+        self._fill_nothing(arrays)
+        self._inputs.send()
+        with torch.inference_mode():
+            # The largest first: the others fit into the memory that it leaves.
+            for size in reversed(self._token_sizes):
+                self.graphs.capture(("tokens", size), partial(self._run_tokens, size))
+            for size in reversed(self._decode_sizes):
+                self.graphs.capture(("head", size), partial(self._run_head, size))
+                self.graphs.capture(("decode", size), partial(self._run_decode, size))
+        self._generation = self._sampling.generation
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> CudaHandle:
+        """Start a step."""
+        self._update(plan)
+        rows = plan.rows
+        if not rows:
+            return CudaHandle(0)
+        # Rows of one token first: the decode kernel attends to them.
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index].token_ids) > 1)
+        if len(rows[order[-1]].token_ids) == 1:
+            return self._decode(rows, order)
+        if plan.num_tokens <= self._graph_tokens:
+            return self._short(rows, order)
+        return self._long(rows, order)
+
+    def collect(self, handle: CudaHandle) -> StepResult:
+        """Wait for a step and bring its tokens and log-probabilities to the host."""
+        result = StepResult(token_ids=[[] for _ in range(handle.rows)])
+        if handle.done is not None:
+            handle.done.synchronize()
+        result.prompt_logprobs = {row: to_host(parts) for row, parts in handle.prompt_logprobs.items()}
+        if handle.tokens is None or handle.status is None:
+            return result
+        tokens, statuses = handle.tokens.tolist(), handle.status.tolist()
+        for place, row in zip(handle.drawn, handle.places, strict=True):
+            if statuses[place]:
+                result.errors[row] = _CAUSES[statuses[place]]
+            else:
+                result.token_ids[row] = [tokens[place]]
+        if handle.logprob_parts is not None:
+            self._take_logprobs(handle, handle.logprob_parts, result)
+        return result
+
+    def _take_logprobs(self, handle: CudaHandle, parts: LogprobTensors, result: StepResult) -> None:
+        ids, values, ranks = parts.token_ids.tolist(), parts.logprobs.tolist(), parts.ranks.tolist()
+        for place, (row, count) in enumerate(handle.logprobs):
+            if row not in result.errors:
+                result.logprobs[row] = RowLogprobs(
+                    [ids[place][: 1 + count]], [values[place][: 1 + count]], [ranks[place]]
+                )
+
+    def _update(self, plan: StepPlan) -> None:
+        for sequence_id in plan.finished:
+            self._seats.release(sequence_id)
+            self._sampling.remove(sequence_id)
+        for sequence in plan.new:
+            self._sampling.add(sequence)
+
+    # The three kinds of steps.
+
+    def _decode(self, rows: list[StepRow], order: list[int]) -> CudaHandle:
+        """Every row has one token: one graph."""
+        count = len(rows)
+        size = bucket_of(self._decode_sizes, count)
+        assert size is not None, "more rows than max_num_seqs"
+        arrays = self._inputs.begin()
+        seats = self._place(rows)
+        self._fill_tokens(arrays, rows, seats, size)
+        arrays["lengths"][:count] = arrays["positions"][:count] + 1
+        arrays["lengths"][count:size] = 0
+        arrays["query_starts"][: count + 1] = np.arange(count + 1)
+        arrays["query_starts"][count + 1 : size + 1] = count
+        arrays["table_rows"][:count] = seats
+        self._fill_draws(arrays, rows, seats, size)
+        self._send(arrays)
+        hidden, tokens, status = self.graphs.run(("decode", size), eager=self._is_eager(("decode", size)))
+        return self._handle(rows, order, list(range(count)), hidden, tokens, status)
+
+    def _short(self, rows: list[StepRow], order: list[int]) -> CudaHandle:
+        """Few tokens: one graph for the model, one for the head. Prompts are decoded a few queries at a time."""
+        ordered = [rows[index] for index in order]
+        total = sum(len(row.token_ids) for row in ordered)
+        size = bucket_of(self._token_sizes, total)
+        assert size is not None
+        arrays = self._inputs.begin()
+        seats = self._place(ordered)
+        self._fill_tokens(arrays, ordered, seats, size)
+        self._fill_queries(arrays, ordered, seats, size)
+        sampled, heads = self._fill_sampled(arrays, ordered, seats)
+        self._send(arrays)
+        (hidden,) = self.graphs.run(("tokens", size), eager=self._is_eager(("tokens", size)))
+        return self._finish(rows, order, ordered, sampled, heads, hidden)
+
+    def _long(self, rows: list[StepRow], order: list[int]) -> CudaHandle:
+        """Many tokens: prompts are attended to in the expanded form."""
+        ordered = [rows[index] for index in order]
+        arrays = self._inputs.begin()
+        seats = self._place(ordered)
+        step = self._long_step(arrays, ordered, seats)
+        sampled, heads = self._fill_sampled(arrays, ordered, seats)
+        self._send(arrays)
+        self._apply_edits()
+        hidden = self.model.forward(step, self._cache)
+        return self._finish(rows, order, ordered, sampled, heads, hidden)
+
+    def _finish(
+        self,
+        rows: list[StepRow],
+        order: list[int],
+        ordered: list[StepRow],
+        sampled: list[int],
+        size: int,
+        hidden: Tensor,
+    ) -> CudaHandle:
+        """The head of a step that is not all decodes; `sampled` are places of `ordered`."""
+        if not sampled:
+            return self._handle(rows, order, [], hidden, None, None)
+        ends = np.cumsum([len(row.token_ids) for row in ordered])
+        index = torch.from_numpy(ends[sampled] - 1).to(self._device, non_blocking=True)
+        torch.index_select(hidden, 0, index, out=self._hidden[: len(sampled)])
+        tokens, status = self.graphs.run(("head", size), eager=self._is_eager(("head", size)))
+        return self._handle(rows, order, sampled, hidden, tokens, status)
+
+    # What graphs run. They read the packed inputs and write the cache and the last tokens.
+
+    def _run_decode(self, size: int) -> tuple[Tensor, ...]:
+        self._apply_edits()
+        hidden = self.model.forward(self._step(size, size, 1), self._cache)
+        return hidden, *self._sample(hidden, size)
+
+    def _run_tokens(self, size: int) -> tuple[Tensor, ...]:
+        self._apply_edits()
+        return (self.model.forward(self._step(size, size, CHUNK_QUERIES), self._cache),)
+
+    def _run_head(self, size: int) -> tuple[Tensor, ...]:
+        return self._sample(self._hidden[:size], size)
+
+    def _sample(self, hidden: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        logits = self.model.logits(hidden, self._logits[:size])
+        inputs = self._inputs.tensors
+        tokens, status = sampling_triton.sample(logits, self._sampling.rows(inputs, size))
+        self._last_tokens.scatter_(0, inputs["seats"][:size], tokens)
+        return tokens, status
+
+    def _step(self, tokens: int, sequences: int, queries: int) -> DeviceStep:
+        inputs = self._inputs.tensors
+        return DeviceStep(
+            token_ids=inputs["token_ids"][:tokens],
+            sources=inputs["sources"][:tokens],
+            last_tokens=self._last_tokens,
+            positions=inputs["positions"][:tokens],
+            slots=inputs["slots"][:tokens],
+            lengths=inputs["lengths"][:sequences],
+            query_starts=inputs["query_starts"][: sequences + 1],
+            table_rows=inputs["table_rows"][:sequences],
+            tables=self._tables,
+            block_size=self.block_size,
+            max_queries=queries,
+            num_decoded=tokens,
+        )
+
+    def _apply_edits(self) -> None:
+        inputs = self._inputs.tensors
+        apply_edits(self._tables, inputs["edit_places"], inputs["edit_values"])
+
+    # Filling the inputs.
+
+    def _place(self, rows: list[StepRow]) -> list[int]:
+        present = {row.sequence_id for row in rows}
+        return [self._seats.place(row, present) for row in rows]
+
+    def _fill_tokens(self, arrays: dict[str, Any], rows: list[StepRow], seats: list[int], size: int) -> None:
+        tokens, sources, positions, slots = self._numbers(rows, seats)
+        count = len(tokens)
+        arrays["token_ids"][:count] = tokens
+        arrays["sources"][:count] = sources
+        arrays["positions"][:count] = positions
+        arrays["slots"][:count] = slots
+        arrays["token_ids"][count:size] = 0
+        arrays["sources"][count:size] = -1
+        arrays["positions"][count:size] = 0
+        arrays["slots"][count:size] = -1
+
+    def _numbers(self, rows: list[StepRow], seats: list[int]) -> tuple[list[int], list[int], list[int], list[int]]:
+        """Of each token its id, the seat whose last token it is (then the id is 0) or -1, its position and its slot."""
+        tokens: list[int] = []
+        sources: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        size = self.block_size
+        for row, seat in zip(rows, seats, strict=True):
+            start, count = row.start, len(row.token_ids)
+            tokens += row.token_ids
+            if row.token_ids[-1] == LAST_SAMPLED:
+                tokens[-1] = 0
+                sources += [-1] * (count - 1)
+                sources.append(seat)
+            else:
+                sources += [-1] * count
+            if count == 1:
+                positions.append(start)
+                slots.append(row.block_table[start // size] * size + start % size)
+            else:
+                positions += range(start, start + count)
+                slots += self._seats.slots(row, start + count)[start:].tolist()
+        return tokens, sources, positions, slots
+
+    def _fill_queries(self, arrays: dict[str, Any], rows: list[StepRow], seats: list[int], size: int) -> None:
+        """Each row as decoded sequences of a few queries."""
+        starts, lengths, tables = [0], [], []
+        for row, seat in zip(rows, seats, strict=True):
+            count = len(row.token_ids)
+            for first in range(0, count, CHUNK_QUERIES):
+                stop = min(first + CHUNK_QUERIES, count)
+                starts.append(starts[-1] + stop - first)
+                lengths.append(row.start + stop)
+                tables.append(seat)
+        count = len(lengths)
+        arrays["query_starts"][: count + 1] = starts
+        arrays["query_starts"][count + 1 : size + 1] = starts[-1]
+        arrays["lengths"][:count] = lengths
+        arrays["lengths"][count:size] = 0
+        arrays["table_rows"][:count] = tables
+        arrays["table_rows"][count:size] = 0
+
+    def _fill_sampled(self, arrays: dict[str, Any], ordered: list[StepRow], seats: list[int]) -> tuple[list[int], int]:
+        """The places of `ordered` that draw, and the bucket of the head."""
+        sampled = [place for place, row in enumerate(ordered) if row.sample]
+        size = bucket_of(self._decode_sizes, max(len(sampled), 1))
+        assert size is not None
+        if sampled:
+            self._fill_draws(arrays, [ordered[place] for place in sampled], [seats[place] for place in sampled], size)
+        return sampled, size
+
+    def _fill_draws(self, arrays: dict[str, Any], rows: list[StepRow], seats: list[int], size: int) -> None:
+        drawn = [row.sample for row in rows]
+        masks = {place: row.token_mask for place, row in enumerate(rows) if row.token_mask is not None}
+        self._sampling.fill(arrays, [row.sequence_id for row in rows], drawn, masks, size)
+        places = [seat if row.sample else self._rows for row, seat in zip(rows, seats, strict=True)]
+        arrays["seats"][: len(rows)] = places
+        arrays["seats"][len(rows) : size] = self._rows
+
+    def _fill_nothing(self, arrays: dict[str, Any]) -> None:
+        """Padded rows alone, for a capture."""
+        for array in arrays.values():
+            array[:] = 0
+        for name in ("slots", "sources", "edit_places", "draws", "penalty_rows", "mask_rows"):
+            arrays[name][:] = -1
+        arrays["seats"][:] = self._rows
+
+    def _send(self, arrays: dict[str, Any]) -> None:
+        """Send the inputs. Changes of the tables that do not fit beside them go first, on their own."""
+        places, values = self._seats.edits()
+        if len(places) > EDITS:
+            numbers = torch.tensor((places, values), dtype=torch.int32).to(self._device, non_blocking=True)
+            apply_edits(self._tables, numbers[0], numbers[1])
+            places, values = [], []
+        count = len(places)
+        arrays["edit_places"][:count] = places
+        arrays["edit_places"][count:] = -1
+        arrays["edit_values"][:count] = values
+        self._inputs.send()
+
+    def _long_step(self, arrays: dict[str, Any], ordered: list[StepRow], seats: list[int]) -> DeviceStep:
+        tokens, sources, positions, slots = self._numbers(ordered, seats)
+        numbers = torch.tensor((tokens, positions, slots), dtype=torch.int64).to(self._device, non_blocking=True)
+        decoded = sum(len(row.token_ids) == 1 for row in ordered)
+        arrays["lengths"][:decoded] = [row.start + 1 for row in ordered[:decoded]]
+        arrays["query_starts"][: decoded + 1] = np.arange(decoded + 1)
+        arrays["table_rows"][:decoded] = seats[:decoded]
+        long_rows = []
+        first = decoded
+        for row in ordered[decoded:]:
+            long_rows.append(LongRow(row, first))
+            first += len(row.token_ids)
+        inputs = self._inputs.tensors
+        return DeviceStep(
+            token_ids=numbers[0],
+            sources=torch.tensor(sources, dtype=torch.int32).to(self._device, non_blocking=True),
+            last_tokens=self._last_tokens,
+            positions=numbers[1],
+            slots=numbers[2],
+            lengths=inputs["lengths"][:decoded],
+            query_starts=inputs["query_starts"][: decoded + 1],
+            table_rows=inputs["table_rows"][:decoded],
+            tables=self._tables,
+            block_size=self.block_size,
+            max_queries=1,
+            num_decoded=decoded,
+            prefill=prefill_groups(long_rows, self._seats, self._device),
+        )
+
+    def _is_eager(self, key: tuple[str, int]) -> bool:
+        """Whether a step runs kernel by kernel: as told, or because a graph knows tensors that were replaced."""
+        stale = key[0] != "tokens" and self._generation != self._sampling.generation
+        if key not in self.graphs:
+            kind, size = key
+            run = {"decode": self._run_decode, "tokens": self._run_tokens, "head": self._run_head}[kind]
+            self.graphs.define(key, partial(run, size))
+        return self.eager or stale
+
+    # What a step leaves.
+
+    def _handle(
+        self,
+        rows: list[StepRow],
+        order: list[int],
+        sampled: list[int],
+        hidden: Tensor,
+        tokens: Tensor | None,
+        status: Tensor | None,
+    ) -> CudaHandle:
+        """`sampled` are places of `order`, in the order of `tokens`."""
+        handle = CudaHandle(len(rows))
+        drawn = [place for place, at in enumerate(sampled) if rows[order[at]].sample]
+        handle.drawn, handle.places = drawn, [order[sampled[place]] for place in drawn]
+        if tokens is not None and status is not None:
+            wanted = [
+                (place, row, count)
+                for place, row in zip(drawn, handle.places, strict=True)
+                if (count := self._sampling.sequence(rows[row].sequence_id).params.logprobs) is not None
+            ]
+            if wanted:
+                handle.logprobs = [(row, count) for _, row, count in wanted]
+                handle.logprob_parts = self._logprobs([place for place, _, _ in wanted], handle.logprobs, tokens)
+            handle.tokens = tokens.to("cpu", non_blocking=True)
+            handle.status = status.to("cpu", non_blocking=True)
+        if any(row.prompt_logprobs for row in rows):
+            handle.prompt_logprobs = self._prompt_logprobs(rows, order, hidden)
+        if self._device.type == "cuda":
+            handle.done = torch.cuda.Event()
+            handle.done.record()
+        return handle
+
+    def _logprobs(self, places: list[int], wanted: list[tuple[int, int]], tokens: Tensor) -> LogprobTensors:
+        index = torch.tensor(places, dtype=torch.int64).to(self._device, non_blocking=True)
+        count = min(max(count for _, count in wanted), self.vocab_size)
+        parts = gather_logprobs(self._logits[index], tokens[index], count)
+        return _sent(parts)
+
+    def _prompt_logprobs(
+        self, rows: list[StepRow], order: list[int], hidden: Tensor
+    ) -> dict[int, list[LogprobTensors]]:
+        parts = {}
+        first = 0
+        for index in order:
+            row = rows[index]
+            if row.prompt_logprobs:
+                sequence = self._sampling.sequence(row.sequence_id)
+                parts[index] = [
+                    _sent(part)
+                    for part in prompt_logprobs(self.model.logits, self.vocab_size, sequence, row, hidden[first:])
+                ]
+            first += len(row.token_ids)
+        return parts
+
+
+def _sent(parts: LogprobTensors) -> LogprobTensors:
+    """On their way to the host; what the device holds is free again once they are there."""
+    return LogprobTensors(
+        parts.token_ids.to("cpu", non_blocking=True),
+        parts.logprobs.to("cpu", non_blocking=True),
+        parts.ranks.to("cpu", non_blocking=True),
+    )
+
+
+def _fields(tokens: int, rows: int) -> dict[str, tuple[torch.dtype, int]]:
+    """The packed inputs: of tokens, of decoded sequences, of rows that draw, and changes of the block tables."""
+    return {
+        "token_ids": (torch.int64, tokens),
+        "positions": (torch.int64, tokens),
+        "slots": (torch.int64, tokens),
+        "sources": (torch.int32, tokens),
+        "lengths": (torch.int32, tokens),
+        "query_starts": (torch.int32, tokens + 1),
+        "table_rows": (torch.int32, tokens),
+        "seats": (torch.int64, rows),
+        "draws": (torch.int32, rows),
+        "mask_rows": (torch.int32, rows),
+        "edit_starts": (torch.int32, rows + 1),
+        **{name: (dtype, rows) for name, (dtype, _) in COLUMNS.items()},
+        "edit_places": (torch.int32, EDITS),
+        "edit_values": (torch.int32, EDITS),
+    }
