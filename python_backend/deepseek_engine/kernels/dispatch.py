@@ -87,7 +87,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
     from deepseek_engine.kernels.launcher import interpreting
 
     # The interpreter computes float32 rightly and bfloat16 not: it takes the rows of the half types for it.
-    return "fp16" if interpreting() else _DTYPES[dtype]
+    return "fp16" if interpreting() else _DTYPES.get(dtype, str(dtype))
 
 
 def _capability(device: torch.device) -> int:

@@ -205,8 +205,8 @@ def rows_gemm_kernel(
 
 
 _MODULE = "deepseek_engine.kernels.small_gemm_triton"
-_COMBINATIONS = ((1, "plain"), (1, "silu"), (0, "plain"), (0, "residual"))
-"""q with kv_a; gate with up; anything; o_proj and down."""
+_COMBINATIONS = ((1, "plain"), (1, "silu"), (0, "plain"), (0, "silu"), (0, "residual"))
+"""q with kv_a; gate with up; anything; gate with up of normalised rows; o_proj and down."""
 _LOGITS = ((1, "plain"), (0, "plain"))
 
 
