@@ -116,26 +116,23 @@ MOE_MANY = (
 )
 
 
-def few_rows(columns: int, depth: int, warps: int, down_columns: int, down_depth: int) -> tuple[Variant, Variant]:
-    return (
-        Variant("moe_few_gate_up", f"n{columns}k{depth}w{warps}", {"BLOCK_N": columns, "BLOCK_K": depth}, warps, 1),
-        Variant(
-            "moe_few_down",
-            f"n{down_columns}k{down_depth}w{warps}",
-            {"BLOCK_N": down_columns, "BLOCK_K": down_depth},
-            warps,
-            1,
-        ),
-    )
+def few_rows(columns: int, depth: int, warps: int, down: Variant) -> tuple[Variant, Variant]:
+    constants = {"BLOCK_N": columns, "BLOCK_K": depth}
+    return Variant("moe_few_gate_up", f"n{columns}k{depth}w{warps}", constants, warps, 1), down
+
+
+def few_down(columns: int, depth: int, blocks: int, unroll: int, warps: int = 4) -> Variant:
+    name = f"n{columns}k{depth}x{blocks}u{unroll}w{warps}"
+    return moe_triton.few_down_row(name, columns=columns, depth=depth, blocks=blocks, unroll=unroll, warps=warps)
 
 
 MOE_PAIRS = (
-    few_rows(4, 2048, 4, 4, 512),
-    few_rows(2, 2048, 4, 4, 1024),
-    few_rows(8, 1024, 4, 8, 512),
-    few_rows(8, 2048, 8, 8, 1024),
-    few_rows(4, 1024, 4, 2, 2048),
-    few_rows(4, 2048, 8, 2, 1024),
+    few_rows(4, 1024, 4, few_down(4, 512, 3, 4)),
+    few_rows(4, 2048, 4, few_down(4, 512, 3, 8)),
+    few_rows(2, 2048, 4, few_down(2, 512, 3, 4)),
+    few_rows(8, 1024, 4, few_down(8, 512, 3, 2)),
+    few_rows(4, 2048, 8, few_down(2, 1024, 2, 8)),
+    few_rows(2, 2048, 2, few_down(2, 512, 3, 8, 2)),
 )
 PREFILLS = tuple(
     mla_prefill_triton.variant(
@@ -240,7 +237,9 @@ def compile_one(item: tuple[Kernel, Variant]) -> str:
     kernel, row = item
     try:
         compiled = triton.compile(
-            launcher.source(kernel, row, "bf16"), target=GPUTarget("cuda", 90, 32), options=launcher.options(row)
+            launcher.source(kernel, row, "bf16", 90),
+            target=GPUTarget("cuda", 90, 32),
+            options=launcher.options(kernel, row, 90),
         )
         CudaLauncher(compiled.src, compiled.metadata)
     except Exception as error:

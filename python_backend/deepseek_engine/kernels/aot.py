@@ -68,7 +68,9 @@ def compile_variant(kernel: Kernel, variant: Variant, dtype: str, architecture: 
     if architecture not in variant.architectures or dtype not in variant.dtypes:
         raise ValueError(f"row {variant.name} of {kernel.name} is not declared for sm_{architecture} and {dtype}")
     target = GPUTarget("cuda", architecture, WARP_SIZE)
-    compiled = triton.compile(source(kernel, variant, dtype), target=target, options=options(variant))
+    compiled = triton.compile(
+        source(kernel, variant, dtype, architecture), target=target, options=options(kernel, variant, architecture)
+    )
     registers, stack = _resources(compiled.asm["cubin"])
     return Binary(
         name=compiled.metadata.name,

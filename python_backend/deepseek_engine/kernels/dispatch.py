@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -77,10 +78,16 @@ def require(table: Table, like: Tensor, dims: Mapping[str, int]) -> Variant:
     """
     dtype = _dtype_name(like.dtype)
     capability = _capability(like.device)
-    variant = table.choose(capability, dtype, dims)
+    variant = _chosen(table, capability, dtype, tuple(dims.items()))
     if variant is None:
         raise NoVariantError(f"kernel {table.kernel.name}: no row fits {_described(capability, dtype, dims)}")
     return variant
+
+
+@lru_cache(maxsize=4096)
+def _chosen(table: Table, capability: int, dtype: str, dims: tuple[tuple[str, int], ...]) -> Variant | None:
+    """A step asks once a layer, and a table has dozens of rows."""
+    return table.choose(capability, dtype, dict(dims))
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.chaining import follow
 from deepseek_engine.kernels.dispatch import require
 from deepseek_engine.kernels.variants import Kernel, LaunchPlan, Step, Table, Variant
 
@@ -38,7 +39,9 @@ def head_gemm_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BY_COLUMN: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
     head = tl.program_id(1).to(tl.int64)
     token = tl.program_id(2).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -112,6 +115,7 @@ HEAD_GEMM = Table(
         },
         constants=("BLOCK_M", "BLOCK_N", "BLOCK_K", "BY_COLUMN"),
         divisible=frozenset(("x_ptr", "weight_ptr", "out_ptr", *_STRIDES, "weight_stride", "columns", "depth")),
+        chained=True,
     ),
     tuple(tiling.variant(by_column) for tiling in TILINGS for by_column in (0, 1)),
 )

@@ -19,13 +19,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.interpreter import InterpretedFunction
 
-from deepseek_engine.kernels.variants import Kernel, Variant
+from deepseek_engine.kernels.variants import HOPPER, Kernel, Variant
 
 _log = logging.getLogger(__name__)
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
-_compiled: dict[tuple[Variant, str, int], Any] = {}
+_compiled: dict[tuple[Variant, str, int], tuple[Any, list[int]]] = {}
 _lock = threading.Lock()
 
 
@@ -33,21 +33,32 @@ class LaunchError(RuntimeError):
     """An argument breaks what its kernel declares, or the device is none the kernel runs on."""
 
 
-def source(kernel: Kernel, variant: Variant, dtype: str) -> ASTSource:
+def source(kernel: Kernel, variant: Variant, dtype: str, architecture: int) -> ASTSource:
     """What Triton compiles for a row, the same ahead of time and just in time."""
     function = entry(kernel.entry)
     signature = {name: spelled.replace("T", dtype) for name, spelled in kernel.signature.items()}
-    signature |= dict.fromkeys(kernel.constants, "constexpr")
+    constexprs = constants_of(kernel, variant, architecture)
+    signature |= dict.fromkeys(constexprs, "constexpr")
     if list(signature) != list(function.arg_names):
         raise LaunchError(f"kernel {kernel.name} declares {list(signature)}, {kernel.entry} takes {function.arg_names}")
     order = list(signature)
     attributes = {(order.index(name),): [["tt.divisibility", kernel.alignment(name)]] for name in kernel.divisible}
-    constants = {(order.index(name),): variant.constants[name] for name in kernel.constants}
+    constants = {(order.index(name),): value for name, value in constexprs.items()}
     return ASTSource(function, signature, constants, attributes)
 
 
-def options(variant: Variant) -> dict[str, Any]:
-    return {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+def constants_of(kernel: Kernel, variant: Variant, architecture: int) -> dict[str, int]:
+    """Every constexpr parameter in the function's order."""
+    constants = {name: variant.constants[name] for name in kernel.constants}
+    if kernel.chained:
+        constants["CHAINED"] = int(architecture >= HOPPER and not interpreting())
+    return constants
+
+
+def options(kernel: Kernel, variant: Variant, architecture: int) -> dict[str, Any]:
+    """What a row is compiled with."""
+    chained = kernel.chained and architecture >= HOPPER
+    return {"num_warps": variant.num_warps, "num_stages": variant.num_stages, "launch_pdl": chained}
 
 
 @cache
@@ -57,11 +68,15 @@ def entry(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+_INTERPRETING = bool(triton.knobs.runtime.interpret)
+
+
 def interpreting() -> bool:
     """Whether kernels run in Triton's interpreter."""
-    return bool(triton.knobs.runtime.interpret)
+    return _INTERPRETING
 
 
+@cache
 def capability(device: torch.device) -> int:
     """The device's compute capability, 90 for 9.0. The interpreter stands in for the newest architecture."""
     if interpreting():
@@ -70,6 +85,7 @@ def capability(device: torch.device) -> int:
     return major * 10 + minor
 
 
+@cache
 def multiprocessors(device: torch.device) -> int:
     """Of the device; a few in the interpreter, where every program costs."""
     if interpreting():
@@ -97,14 +113,11 @@ def launch(
     """
     if 0 in blocks:
         return
-    values = [arguments[name] for name in kernel.signature]
     if interpreting():
-        _interpret(kernel, variant, blocks, values)
+        _interpret(kernel, variant, blocks, [arguments[name] for name in kernel.signature])
         return
-    dtype, device = _kind(kernel, arguments)
-    _check_divisible(kernel, arguments)
-    compiled = _compiled.get((variant, dtype, device)) or _compile(kernel, variant, dtype, device)
-    constants = [variant.constants[name] for name in kernel.constants]
+    values, dtype, device = _checked(kernel, arguments)
+    compiled, constants = _compiled.get((variant, dtype, device)) or _compile(kernel, variant, dtype, device)
     compiled[blocks](*values, *constants, stream=torch.cuda.current_stream(device).cuda_stream)
 
 
@@ -112,41 +125,56 @@ def _interpret(kernel: Kernel, variant: Variant, blocks: tuple[int, int, int], v
     function = entry(kernel.entry)
     if not isinstance(function, InterpretedFunction):
         raise LaunchError(f"{kernel.entry} was imported before TRITON_INTERPRET was set")
-    function[blocks](*values, *(variant.constants[name] for name in kernel.constants))
+    function[blocks](*values, *constants_of(kernel, variant, 90).values())
 
 
-def _kind(kernel: Kernel, arguments: Mapping[str, Tensor | int | float]) -> tuple[str, int]:
-    """The dtype that T stands for and the device's index."""
-    dtype, device = "bf16", None
-    for name, spelled in kernel.signature.items():
+@cache
+def _arguments(kernel: Kernel) -> tuple[tuple[str, bool, int], ...]:
+    """Each argument's name, whether its dtype is T, and what it is a multiple of, or 0."""
+    return tuple(
+        (name, spelled == "*T", kernel.alignment(name) if name in kernel.divisible else 0)
+        for name, spelled in kernel.signature.items()
+    )
+
+
+def _checked(kernel: Kernel, arguments: Mapping[str, Tensor | int | float]) -> tuple[list[Any], str, int]:
+    """The arguments in order, the dtype that T stands for, and the device's index. Every launch goes through it."""
+    values: list[Any] = []
+    dtype: torch.dtype | None = None
+    device = -1
+    for name, typed, alignment in _arguments(kernel):
         value = arguments[name]
-        if not isinstance(value, Tensor):
-            continue
-        if device is not None and value.device != device:
-            raise LaunchError(f"kernel {kernel.name}: {name} is on {value.device}, other arguments on {device}")
-        device = value.device
-        if spelled == "*T":
-            dtype = DTYPE_NAMES[value.dtype]
-    if device is None or device.type != "cuda":
-        raise LaunchError(f"kernel {kernel.name} runs on a CUDA device, its arguments are on {device}")
-    return dtype, device.index
-
-
-def _check_divisible(kernel: Kernel, arguments: Mapping[str, Tensor | int | float]) -> None:
-    for name in kernel.divisible:
-        value = arguments[name]
-        number = value.data_ptr() if isinstance(value, Tensor) else value
-        if number % kernel.alignment(name):
+        values.append(value)
+        number: Any = value
+        if isinstance(value, Tensor):
+            index = value.get_device()
+            if index < 0 or device not in (-1, index):
+                raise LaunchError(
+                    f"kernel {kernel.name} runs on one CUDA device: {name} is on {value.device}, others on {device}"
+                )
+            device = index
+            number = value.data_ptr() if alignment else 0
+            if typed:
+                dtype = value.dtype
+        if alignment and number % alignment:
             raise LaunchError(
-                f"kernel {kernel.name}: {name} is declared a multiple of {kernel.alignment(name)} and is {number};"
+                f"kernel {kernel.name}: {name} is declared a multiple of {alignment} and is {number};"
                 " pad the rows or align the buffer"
             )
+    if device < 0:
+        raise LaunchError(f"kernel {kernel.name} has no tensor among its arguments")
+    return values, "bf16" if dtype is None else DTYPE_NAMES[dtype], device
 
 
-def _compile(kernel: Kernel, variant: Variant, dtype: str, device: int) -> Any:
+def _compile(kernel: Kernel, variant: Variant, dtype: str, device: int) -> tuple[Any, list[int]]:
     with _lock, torch.cuda.device(device):
-        major, minor = torch.cuda.get_device_capability(device)
-        target = GPUTarget("cuda", major * 10 + minor, 32)
-        compiled = triton.compile(source(kernel, variant, dtype), target=target, options=options(variant))
+        architecture = capability(torch.device("cuda", device))
+        target = GPUTarget("cuda", architecture, 32)
+        compiled = triton.compile(
+            source(kernel, variant, dtype, architecture),
+            target=target,
+            options=options(kernel, variant, architecture),
+        )
         _log.debug("compiled %s, row %s, %s for %s", kernel.name, variant.name, dtype, target)
-        return _compiled.setdefault((variant, dtype, device), compiled)
+        constants = list(constants_of(kernel, variant, architecture).values())
+        return _compiled.setdefault((variant, dtype, device), (compiled, constants))

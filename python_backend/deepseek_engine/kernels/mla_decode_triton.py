@@ -28,6 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.chaining import follow
 from deepseek_engine.kernels.dispatch import require
 from deepseek_engine.kernels.variants import ADA, AMPERE, HOPPER, Kernel, LaunchPlan, Step, Table, Variant, ceil_div
 
@@ -45,8 +46,10 @@ def schedule_kernel(
     TILE: tl.constexpr,
     BLOCK_SEQUENCES: tl.constexpr,
     BLOCK_WORKERS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """plan = [tiles a worker | first tile of each sequence, and their number | first sequence of each worker]."""
+    follow(CHAINED)
     sequence = tl.arange(0, BLOCK_SEQUENCES)
     length = tl.load(lengths_ptr + sequence, mask=sequence < sequences, other=0)
     tiles = (length + TILE - 1) // TILE
@@ -102,7 +105,9 @@ def mla_decode_kernel(
     TILE: tl.constexpr,
     PAGE: tl.constexpr,
     TRANSPOSED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
     worker = tl.program_id(0)
     row_block = tl.program_id(1)
     part_rows = tl.num_programs(1) * BLOCK_ROWS
@@ -266,8 +271,10 @@ def mla_merge_kernel(
     rank,
     part_rows,
     RANK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """Join a row's parts: out = sum_i exp(lse_i - lse) out_i. Parts with lse -inf weigh nothing."""
+    follow(CHAINED)
     sequence = tl.program_id(0)
     row = tl.program_id(1)
     query = row // heads
@@ -337,6 +344,7 @@ SCHEDULE = Table(
             "least_tiles": "i32",
         },
         constants=("TILE", "BLOCK_SEQUENCES", "BLOCK_WORKERS"),
+        chained=True,
     ),
     _schedule_rows(),
 )
@@ -433,6 +441,7 @@ MLA_DECODE = Table(
         },
         constants=("RANK", "ROTARY", "WHOLE", "BLOCK_ROWS", "TILE", "PAGE", "TRANSPOSED"),
         divisible=frozenset((*_POINTERS, *_STRIDES, "rank", "rotary")),
+        chained=True,
     ),
     tuple(tiling.variant(page) for tiling in TILINGS for page in tiling.pages),
 )
@@ -453,6 +462,7 @@ MLA_MERGE = Table(
         },
         constants=("RANK",),
         divisible=frozenset(("out_ptr", "part_ptr", "rank")),
+        chained=True,
     ),
     tuple(
         Variant("mla_merge", f"rank{rank}", {"RANK": rank}, num_warps=warps, num_stages=1, when={"rank": (1, rank)})

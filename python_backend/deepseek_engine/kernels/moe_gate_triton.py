@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.chaining import follow
 from deepseek_engine.kernels.dispatch import require
 from deepseek_engine.kernels.variants import (
     ARCHITECTURES,
@@ -47,8 +48,10 @@ def gate_logits_kernel(
     BLOCK_EXPERTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """logits [SPLITS, tokens, experts]: each split sums its own share of the hidden dimension."""
+    follow(CHAINED)
     token = tl.program_id(0) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     expert = tl.program_id(1) * BLOCK_EXPERTS + tl.arange(0, BLOCK_EXPERTS)
     split = tl.program_id(2)
@@ -91,7 +94,9 @@ def gate_choose_kernel(
     BLOCK_CHOICES: tl.constexpr,
     METHOD: tl.constexpr,
     NORMALIZE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS)
     member = tl.arange(0, GROUP_BLOCK)
@@ -163,6 +168,7 @@ GATE_LOGITS = Table(
         },
         constants=("BLOCK_TOKENS", "BLOCK_EXPERTS", "BLOCK_K", "SPLITS"),
         divisible=frozenset(("x_ptr", "weight_ptr", "logits_ptr", "x_stride", "hidden")),
+        chained=True,
     ),
     tuple(
         Variant(
@@ -176,6 +182,7 @@ GATE_LOGITS = Table(
         )
         for name, tokens, experts, splits, reach, architectures in (
             ("few_tokens", 16, 16, 16, (1, 64), ARCHITECTURES),
+            ("mid_tokens", 32, 32, 16, (65, 512), ARCHITECTURES),
             ("many_tokens", 64, 64, 1, (1025, 2**30), (HOPPER,)),
             ("some_tokens", 32, 32, 4, (65, 2**30), ARCHITECTURES),
         )
@@ -243,6 +250,7 @@ GATE_CHOOSE = Table(
             "METHOD",
             "NORMALIZE",
         ),
+        chained=True,
     ),
     (
         _choose_row("v2_lite", "greedy", 64, 1, 1, 6, 2, False),

@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.chaining import follow
 from deepseek_engine.kernels.dispatch import require
 from deepseek_engine.kernels.variants import (
     ADA,
@@ -55,11 +56,13 @@ def moe_sort_kernel(
     CHUNK: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """One program an expert, a stable counting sort without atomics.
 
     sorted: the expert's pairs, -1 in the padding; tile_experts: the expert of each tile; tiles: their number.
     """
+    follow(CHAINED)
     own = tl.program_id(0)
     number = tl.arange(0, BLOCK_EXPERTS)
     lane = tl.arange(0, CHUNK)
@@ -119,8 +122,10 @@ def moe_gate_up_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     SWAPPED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """inner[place] = silu(gate) * up for every place of the sorted pairs."""
+    follow(CHAINED)
     row_tiles = tl.load(tiles_ptr)
     columns = tl.cdiv(intermediate, BLOCK_N)
     if tl.program_id(0) < row_tiles * columns:
@@ -181,8 +186,10 @@ def moe_down_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     SWAPPED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """outputs[pair] = weights[pair] * (W_down inner[place])."""
+    follow(CHAINED)
     row_tiles = tl.load(tiles_ptr)
     columns = tl.cdiv(hidden, BLOCK_N)
     if tl.program_id(0) < row_tiles * columns:
@@ -220,9 +227,18 @@ def moe_down_kernel(
 
 @triton.jit
 def moe_combine_kernel(
-    outputs_ptr, experts_ptr, out_ptr, hidden, experts, top_k, BLOCK: tl.constexpr, UNROLL: tl.constexpr
+    outputs_ptr,
+    experts_ptr,
+    out_ptr,
+    hidden,
+    experts,
+    top_k,
+    BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """out[t] = the sum of a token's local choices, in float32, in the order of its choices."""
+    follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < hidden
@@ -251,8 +267,10 @@ def moe_few_gate_up_kernel(
     top_k,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """inner[pair] = silu(gate) * up, one program a pair and BLOCK_N columns."""
+    follow(CHAINED)
     pair = tl.program_id(0)
     expert = tl.load(experts_ptr + pair).to(tl.int64)
     if (expert >= 0) & (expert < experts):
@@ -277,6 +295,16 @@ def moe_few_gate_up_kernel(
 
 
 @triton.jit
+def weighted_terms(weight_row, inner_row, weight, start, wanted, local, intermediate, BLOCK_K: tl.constexpr):
+    """[BLOCK_N, BLOCK_K] products of a block of columns, not yet summed."""
+    column = start + tl.arange(0, BLOCK_K)
+    inside = (column < intermediate) & local
+    w = tl.load(weight_row + column[None, :], mask=wanted[:, None] & inside[None, :], other=0.0)
+    x = tl.load(inner_row + column, mask=inside, other=0.0)
+    return w.to(tl.float32) * (x.to(tl.float32) * weight)[None, :]
+
+
+@triton.jit
 def moe_few_down_kernel(
     inner_ptr,
     weight_ptr,
@@ -290,28 +318,40 @@ def moe_few_down_kernel(
     top_k,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
-    """out[t], the weighted sum over the token's choices, one program a token and BLOCK_N columns."""
+    """out[t], the weighted sum over the token's choices, one program a token and BLOCK_N columns.
+
+    Terms are summed across threads once, at the end, so that the loads of UNROLL choices are in flight together. BLOCKS
+    blocks of columns are known to be enough; 0 loops over them.
+    """
+    follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
     wanted = n < hidden
-    acc = tl.zeros((BLOCK_N,), dtype=tl.float32)
-    for rank in tl.range(0, top_k):
-        pair = token * top_k + rank
-        expert = tl.load(experts_ptr + pair).to(tl.int64)
-        if (expert >= 0) & (expert < experts):
-            weight = tl.load(weights_ptr + pair)
-            rows = weight_ptr + expert * expert_stride + n.to(tl.int64)[:, None] * intermediate
-            part = tl.zeros((BLOCK_N,), dtype=tl.float32)
-            for start in tl.range(0, intermediate, BLOCK_K):
-                column = start + k
-                inside = wanted[:, None] & (column < intermediate)[None, :]
-                w = tl.load(rows + column[None, :], mask=inside, other=0.0)
-                x = tl.load(inner_ptr + pair * intermediate + column, mask=column < intermediate, other=0.0)
-                part += tl.sum(w.to(tl.float32) * x.to(tl.float32)[None, :], axis=1)
-            acc += part * weight
-    tl.store(out_ptr + token * hidden + n, acc.to(out_ptr.dtype.element_ty), mask=wanted)
+    acc = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
+    for first in tl.range(0, top_k, UNROLL):
+        for step in tl.static_range(UNROLL):
+            rank = first + step
+            pair = token * top_k + rank
+            expert = tl.load(experts_ptr + pair, mask=rank < top_k, other=-1).to(tl.int64)
+            local = (expert >= 0) & (expert < experts)
+            weight = tl.load(weights_ptr + pair, mask=local, other=0.0)
+            base = weight_ptr + tl.where(local, expert, 0) * expert_stride
+            rows = base + n.to(tl.int64)[:, None] * intermediate
+            inner_row = inner_ptr + pair * intermediate
+            if BLOCKS > 0:
+                for block in tl.static_range(BLOCKS):
+                    acc += weighted_terms(
+                        rows, inner_row, weight, block * BLOCK_K, wanted, local, intermediate, BLOCK_K
+                    )
+            else:
+                for start in tl.range(0, intermediate, BLOCK_K):
+                    acc += weighted_terms(rows, inner_row, weight, start, wanted, local, intermediate, BLOCK_K)
+    out = tl.sum(acc, axis=1)
+    tl.store(out_ptr + token * hidden + n, out.to(out_ptr.dtype.element_ty), mask=wanted)
 
 
 _MODULE = "deepseek_engine.kernels.moe_triton"
@@ -325,6 +365,7 @@ SORT = Table(
         signature={"experts_ptr": "*i32", **_SORTED, "pairs": "i32", "experts": "i32"},
         constants=("CHUNK", "BLOCK_EXPERTS", "BLOCK_M"),
         divisible=frozenset(("experts_ptr",)),
+        chained=True,
     ),
     tuple(
         Variant(
@@ -406,6 +447,7 @@ GATE_UP = Table(
         divisible=frozenset(
             ("x_ptr", "weight_ptr", "inner_ptr", "x_stride", "expert_stride", "hidden", "intermediate")
         ),
+        chained=True,
     ),
     tuple(tiling.variant("moe_gate_up") for tiling in TILINGS),
 )
@@ -425,6 +467,7 @@ DOWN = Table(
         },
         constants=_TILE_CONSTANTS,
         divisible=frozenset(("inner_ptr", "weight_ptr", "outputs_ptr", "expert_stride", "hidden", "intermediate")),
+        chained=True,
     ),
     tuple(tiling.variant("moe_down") for tiling in TILINGS),
 )
@@ -442,23 +485,46 @@ COMBINE = Table(
         },
         constants=("BLOCK", "UNROLL"),
         divisible=frozenset(("outputs_ptr", "out_ptr", "hidden")),
+        chained=True,
     ),
     (Variant("moe_combine", "block1024", {"BLOCK": 1024, "UNROLL": 4}, num_warps=4, num_stages=1),),
 )
 
 
-def _few_rows(kernel: str, *, one: tuple[int, int], two: tuple[int, int]) -> tuple[Variant, ...]:
-    """Rows for one and for two tokens, each BLOCK_N and BLOCK_K; from three on the sorted path is as fast (H200)."""
+def _few_up_rows() -> tuple[Variant, ...]:
+    """Rows for one and for two tokens; from three on the sorted path is as fast (H200)."""
     return tuple(
         Variant(
-            kernel,
+            "moe_few_gate_up",
             name,
             {"BLOCK_N": columns, "BLOCK_K": depth},
             num_warps=4,
             num_stages=1,
             when={"tokens": (tokens, tokens)},
         )
-        for name, tokens, (columns, depth) in (("one_token", 1, one), ("two_tokens", 2, two))
+        for name, tokens, columns, depth in (("one_token", 1, 4, 1024), ("two_tokens", 2, 4, 2048))
+    )
+
+
+def few_down_row(
+    name: str,
+    *,
+    columns: int,
+    depth: int,
+    blocks: int,
+    unroll: int,
+    warps: int = 4,
+    widths: tuple[int, int] = (1, 2**30),
+    tokens: tuple[int, int] = (1, 2),
+) -> Variant:
+    """A row for intermediate `widths`, which `blocks` of `depth` columns hold, or any where blocks is 0."""
+    return Variant(
+        "moe_few_down",
+        name,
+        {"BLOCK_N": columns, "BLOCK_K": depth, "BLOCKS": blocks, "UNROLL": unroll},
+        num_warps=warps,
+        num_stages=1,
+        when={"tokens": tokens, "intermediate": widths},
     )
 
 
@@ -482,8 +548,9 @@ FEW_GATE_UP = Table(
         divisible=frozenset(
             ("x_ptr", "weight_ptr", "inner_ptr", "x_stride", "expert_stride", "hidden", "intermediate")
         ),
+        chained=True,
     ),
-    _few_rows("moe_few_gate_up", one=(4, 1024), two=(4, 2048)),
+    _few_up_rows(),
 )
 FEW_DOWN = Table(
     Kernel(
@@ -501,10 +568,16 @@ FEW_DOWN = Table(
             "experts": "i32",
             "top_k": "i32",
         },
-        constants=("BLOCK_N", "BLOCK_K"),
+        constants=("BLOCK_N", "BLOCK_K", "BLOCKS", "UNROLL"),
         divisible=frozenset(("inner_ptr", "weight_ptr", "expert_stride", "hidden", "intermediate")),
+        chained=True,
     ),
-    _few_rows("moe_few_down", one=(2, 2048), two=(4, 512)),
+    (
+        few_down_row("width512", columns=4, depth=512, blocks=1, unroll=4, widths=(1, 512)),
+        few_down_row("width1536", columns=4, depth=512, blocks=3, unroll=4, widths=(513, 1536)),
+        few_down_row("width2048", columns=4, depth=512, blocks=4, unroll=4, widths=(1537, 2048)),
+        few_down_row("wide", columns=4, depth=1024, blocks=0, unroll=1),
+    ),
 )
 TABLES = (SORT, GATE_UP, DOWN, COMBINE, FEW_GATE_UP, FEW_DOWN)
 PLAN = LaunchPlan(

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.chaining import follow
 from deepseek_engine.kernels.dispatch import require
 from deepseek_engine.kernels.variants import Kernel, LaunchPlan, Step, Table, Variant
 
@@ -30,7 +31,10 @@ def normalise_rows(x, weight, inside, width, eps):
 
 
 @triton.jit
-def rms_norm_kernel(x_ptr, weight_ptr, out_ptr, x_stride, out_stride, width, eps, BLOCK: tl.constexpr):
+def rms_norm_kernel(
+    x_ptr, weight_ptr, out_ptr, x_stride, out_stride, width, eps, BLOCK: tl.constexpr, CHAINED: tl.constexpr
+):
+    follow(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -42,8 +46,19 @@ def rms_norm_kernel(x_ptr, weight_ptr, out_ptr, x_stride, out_stride, width, eps
 
 @triton.jit
 def add_rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, x_stride, residual_stride, out_stride, width, eps, BLOCK: tl.constexpr
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    x_stride,
+    residual_stride,
+    out_stride,
+    width,
+    eps,
+    BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -83,6 +98,7 @@ RMS_NORM = Table(
         },
         constants=("BLOCK",),
         divisible=frozenset(("x_ptr", "weight_ptr", "out_ptr", "x_stride", "out_stride", "width")),
+        chained=True,
     ),
     _rows("rms_norm"),
 )
@@ -105,6 +121,7 @@ ADD_RMS_NORM = Table(
         divisible=frozenset(
             ("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "x_stride", "residual_stride", "out_stride", "width")
         ),
+        chained=True,
     ),
     _rows("add_rms_norm"),
 )

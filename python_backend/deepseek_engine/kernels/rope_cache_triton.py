@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.chaining import follow
 from deepseek_engine.kernels.dispatch import require
 from deepseek_engine.kernels.rms_norm_triton import normalise_rows
 from deepseek_engine.kernels.variants import Kernel, LaunchPlan, Step, Table, Variant
@@ -70,7 +71,9 @@ def rope_cache_kernel(
     BLOCK_RANK: tl.constexpr,
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     head_block = tl.program_id(1)
     position = tl.load(positions_ptr + token)
@@ -146,6 +149,7 @@ ROPE_CACHE = Table(
         divisible=frozenset(
             ("q_ptr", "out_ptr", "latent_ptr", "weight_ptr", "cache_ptr", "table_ptr", "rank", *_STRIDES)
         ),
+        chained=True,
     ),
     _rows(),
 )

@@ -4,9 +4,10 @@
 
 For each row, in vLLM's order: penalties, logit bias and forbidden tokens, the token mask, temperature, min_p, top_k,
 top_p, then the draw by inverting the cumulated distribution in vocabulary order, or the largest logit where the
-temperature is 0. Two launches:
+temperature is 0. Three launches:
 
 `sample_edit` (row, chunk of the vocabulary) writes edited logits over the temperature, and the largest of each chunk.
+`sample_mass` (row, chunk) sums exp(x - peak), where neither top_k nor top_p has to find a floor first.
 `sample_draw` (row) finds the filters' floors by quartering intervals of the float's ordered bits: the smallest t with
 count(x > t) < top_k is the top_k-th largest logit, the smallest t with mass(x > t) < top_p * total the nucleus's last;
 ties with it stay, as in the reference. A chunk whose largest is not above t is skipped without being read. Masses and
@@ -21,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.chaining import follow
 from deepseek_engine.kernels.dispatch import require
 from deepseek_engine.kernels.variants import Kernel, LaunchPlan, Step, Table, Variant, ceil_div
 
@@ -93,7 +95,9 @@ def sample_edit_kernel(
     vocabulary,
     chunks,
     CHUNK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -183,10 +187,57 @@ def floor_of(edited_row, peaks_row, low, peak, limit, vocabulary, chunks, MASS: 
 
 
 @triton.jit
+def lowest_of(min_p_ptr, row, peak):
+    """What min_p leaves: logits from here on."""
+    min_p = tl.load(min_p_ptr + row)
+    return tl.where(min_p > 0.0, peak + tl.log(tl.maximum(min_p, 1e-30)), float("-inf"))
+
+
+@triton.jit
+def masses_of(edited_row, chunk, floor, peak, vocabulary, CHUNK: tl.constexpr):
+    """float64 [CHUNK]: exp(x - peak) of what lies at the floor or above it, else 0."""
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(edited_row + token, mask=token < vocabulary, other=float("-inf"))
+    return tl.where(x >= floor, tl.exp(x - peak), 0.0).to(tl.float64)
+
+
+@triton.jit
+def sample_mass_kernel(
+    edited_ptr,
+    peaks_ptr,
+    masses_ptr,
+    temperature_ptr,
+    min_p_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    positions_ptr,
+    vocabulary,
+    chunks,
+    CHUNK: tl.constexpr,
+    BLOCK_CHUNKS: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    """Each chunk's mass, for rows whose draw needs no floor to be found first."""
+    follow(CHAINED)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    top_k = tl.load(top_k_ptr + row)
+    plain = (tl.load(top_p_ptr + row) >= 1.0) & ((top_k <= 0) | (top_k >= vocabulary))
+    if plain & (tl.load(temperature_ptr + row) > 0.0) & (tl.load(positions_ptr + row) >= 0):
+        lane = tl.arange(0, BLOCK_CHUNKS)
+        peak = tl.max(tl.load(peaks_ptr + row * chunks + lane, mask=lane < chunks, other=float("-inf")), axis=0)
+        # A row without a finite logit fails in the draw.
+        floor = lowest_of(min_p_ptr, row, peak)
+        kept = masses_of(edited_ptr + row * vocabulary, chunk, floor, peak, vocabulary, CHUNK)
+        tl.store(masses_ptr + row * chunks + chunk, tl.sum(kept, axis=0))
+
+
+@triton.jit
 def sample_draw_kernel(
     edited_ptr,
     peaks_ptr,
     faults_ptr,
+    masses_ptr,
     tokens_ptr,
     status_ptr,
     temperature_ptr,
@@ -202,7 +253,9 @@ def sample_draw_kernel(
     chunks,
     CHUNK: tl.constexpr,
     BLOCK_CHUNKS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + row)
     if position >= 0:
@@ -222,15 +275,13 @@ def sample_draw_kernel(
                 x = tl.load(edited_row + token, mask=token < vocabulary, other=float("-inf"))
                 chosen = best_chunk * CHUNK + tl.argmax(x, axis=0)
             else:
-                floor = peak * 0.0 + float("-inf")
-                min_p = tl.load(min_p_ptr + row)
-                if min_p > 0.0:
-                    floor = peak + tl.log(min_p)
+                floor = lowest_of(min_p_ptr, row, peak)
                 top_k = tl.load(top_k_ptr + row)
-                if (top_k > 0) & (top_k < vocabulary):
+                top_p = tl.load(top_p_ptr + row)
+                cut = (top_k > 0) & (top_k < vocabulary)
+                if cut:
                     limit = top_k.to(tl.float64)
                     floor = floor_of(edited_row, peaks_row, floor, peak, limit, vocabulary, chunks, False, CHUNK)
-                top_p = tl.load(top_p_ptr + row)
                 if top_p < 1.0:
                     # What the filters before left: logits at the floor itself are still in.
                     below = float_of(tl.maximum(ordered(floor), -2139095040) - 1)
@@ -239,34 +290,31 @@ def sample_draw_kernel(
                     )
                     limit = total * top_p.to(tl.float64)
                     floor = floor_of(edited_row, peaks_row, floor, peak, limit, vocabulary, chunks, True, CHUNK)
-                masses = tl.zeros((CHUNK,), tl.float64)
-                for chunk in tl.range(0, chunks):
-                    if tl.load(peaks_row + chunk) >= floor:
-                        token = chunk * CHUNK + tl.arange(0, CHUNK)
-                        x = tl.load(edited_row + token, mask=token < vocabulary, other=float("-inf"))
-                        masses += tl.where(x >= floor, tl.exp(x - peak), 0.0).to(tl.float64)
+                if cut | (top_p < 1.0):
+                    masses = tl.zeros((BLOCK_CHUNKS,), tl.float64)
+                    for chunk in tl.range(0, chunks):
+                        if tl.load(peaks_row + chunk) >= floor:
+                            kept = masses_of(edited_row, chunk, floor, peak, vocabulary, CHUNK)
+                            masses = tl.where(lane == chunk, tl.sum(kept, axis=0), masses)
+                else:
+                    masses = tl.load(masses_ptr + row * chunks + lane, mask=lane < chunks, other=0.0)
                 total = tl.sum(masses, axis=0)
                 number = uniform_of(
                     tl.load(seeds_ptr + row), position, tl.load(choices_ptr + row), tl.zeros((), tl.int32)
                 )
                 # Rounding could lift u * total to total, which no cumulated mass exceeds.
                 target = tl.minimum(number * total, total * (1.0 - 1.1102230246251565e-16))
-                before = tl.zeros((), tl.float64)
-                found = tl.full((), -1, tl.int32)
-                last = tl.zeros((), tl.int32)
-                for chunk in tl.range(0, chunks):
-                    if (found < 0) & (tl.load(peaks_row + chunk) >= floor):
-                        token = chunk * CHUNK + tl.arange(0, CHUNK)
-                        x = tl.load(edited_row + token, mask=token < vocabulary, other=float("-inf"))
-                        kept = tl.where(x >= floor, tl.exp(x - peak), 0.0).to(tl.float64)
-                        reached = before + tl.cumsum(kept, axis=0)
-                        passed = (reached > target) & (kept > 0.0)
-                        first = tl.min(tl.where(passed, token, vocabulary), axis=0)
-                        last = tl.maximum(last, tl.max(tl.where(kept > 0.0, token, 0), axis=0))
-                        found = tl.where(first < vocabulary, first, found)
-                        before += tl.sum(kept, axis=0)
-                # The two orders of summing may differ in the last bit: then the last kept token is meant.
-                chosen = tl.where(found >= 0, found, last)
+                ends = tl.cumsum(masses, axis=0)
+                chunk = tl.min(tl.where((ends > target) & (masses > 0.0), lane, BLOCK_CHUNKS), axis=0)
+                # The two orders of summing may differ in the last bit: then the last kept chunk or token is meant.
+                chunk = tl.minimum(chunk, tl.max(tl.where(masses > 0.0, lane, 0), axis=0))
+                before = tl.sum(tl.where(lane == chunk, ends - masses, 0.0), axis=0)
+                token = chunk * CHUNK + tl.arange(0, CHUNK)
+                kept = masses_of(edited_row, chunk, floor, peak, vocabulary, CHUNK)
+                passed = (before + tl.cumsum(kept, axis=0) > target) & (kept > 0.0)
+                first = tl.min(tl.where(passed, token, vocabulary), axis=0)
+                last = tl.max(tl.where(kept > 0.0, token, 0), axis=0)
+                chosen = tl.minimum(first, last)
             penalty_row = tl.load(penalty_rows_ptr + row).to(tl.int64)
             if penalty_row >= 0:
                 place = counts_ptr + penalty_row * vocabulary + chosen
@@ -304,8 +352,40 @@ SAMPLE_EDIT = Table(
         },
         constants=("CHUNK",),
         divisible=frozenset(("edited_ptr",)),
+        chained=True,
     ),
     (Variant("sample_edit", "chunk4096", {"CHUNK": 4096}, num_warps=8, num_stages=1),),
+)
+SAMPLE_MASS = Table(
+    Kernel(
+        name="sample_mass",
+        entry=f"{_MODULE}:sample_mass_kernel",
+        signature={
+            "edited_ptr": "*fp32",
+            "peaks_ptr": "*fp32",
+            "masses_ptr": "*fp64",
+            "temperature_ptr": "*fp32",
+            "min_p_ptr": "*fp32",
+            "top_k_ptr": "*i32",
+            "top_p_ptr": "*fp32",
+            "positions_ptr": "*i32",
+            "vocabulary": "i32",
+            "chunks": "i32",
+        },
+        constants=("CHUNK", "BLOCK_CHUNKS"),
+        divisible=frozenset(("edited_ptr",)),
+        chained=True,
+    ),
+    (
+        Variant(
+            "sample_mass",
+            "chunk4096",
+            {"CHUNK": 4096, "BLOCK_CHUNKS": 64},
+            num_warps=8,
+            num_stages=1,
+            when={"vocabulary": (1, 64 * 4096)},
+        ),
+    ),
 )
 SAMPLE_DRAW = Table(
     Kernel(
@@ -315,6 +395,7 @@ SAMPLE_DRAW = Table(
             "edited_ptr": "*fp32",
             "peaks_ptr": "*fp32",
             "faults_ptr": "*i32",
+            "masses_ptr": "*fp64",
             "tokens_ptr": "*i64",
             "status_ptr": "*i32",
             "temperature_ptr": "*fp32",
@@ -331,6 +412,7 @@ SAMPLE_DRAW = Table(
         },
         constants=("CHUNK", "BLOCK_CHUNKS"),
         divisible=frozenset(("edited_ptr",)),
+        chained=True,
     ),
     (
         Variant(
@@ -343,14 +425,19 @@ SAMPLE_DRAW = Table(
         ),
     ),
 )
-TABLES = (SAMPLE_EDIT, SAMPLE_DRAW)
+TABLES = (SAMPLE_EDIT, SAMPLE_MASS, SAMPLE_DRAW)
 PLAN = LaunchPlan(
     "sample",
-    (Step("sample_edit", ("rows", "ceil_div(vocabulary, CHUNK)")), Step("sample_draw", ("rows",))),
+    (
+        Step("sample_edit", ("rows", "ceil_div(vocabulary, CHUNK)")),
+        Step("sample_mass", ("rows", "ceil_div(vocabulary, CHUNK)")),
+        Step("sample_draw", ("rows",)),
+    ),
     workspaces={
         "edited": "4 * rows * vocabulary",
         "peaks": "4 * rows * ceil_div(vocabulary, CHUNK)",
         "faults": "4 * rows * ceil_div(vocabulary, CHUNK)",
+        "masses": "8 * rows * ceil_div(vocabulary, CHUNK)",
     },
 )
 PLANS = (PLAN,)
@@ -404,12 +491,17 @@ def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     device = logits.device
     dims = {"rows": count, "vocabulary": vocabulary}
     probe = torch.empty(0, dtype=torch.bfloat16, device=device)
-    edit, draw = require(SAMPLE_EDIT, probe, dims), require(SAMPLE_DRAW, probe, dims)
+    edit, mass, draw = (require(table, probe, dims) for table in TABLES)
     chunks = ceil_div(vocabulary, edit.constants["CHUNK"])
     shared: dict[str, Tensor | int | float] = {
         "edited_ptr": torch.empty(count, vocabulary, dtype=torch.float32, device=device),
         "peaks_ptr": torch.empty(count, chunks, dtype=torch.float32, device=device),
         "faults_ptr": torch.empty(count, chunks, dtype=torch.int32, device=device),
+        "masses_ptr": torch.empty(count, chunks, dtype=torch.float64, device=device),
+        "min_p_ptr": rows.min_p,
+        "top_k_ptr": rows.top_k,
+        "top_p_ptr": rows.top_p,
+        "positions_ptr": rows.positions,
         "temperature_ptr": rows.temperature,
         "penalty_rows_ptr": rows.penalty_rows,
         "counts_ptr": rows.counts,
@@ -436,22 +528,19 @@ def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
             "mask_stride": rows.masks.stride(0),
         },
     )
+    launcher.launch(SAMPLE_MASS.kernel, mass, PLAN.steps[1].blocks(dims, mass), shared)
     tokens = torch.zeros(count, dtype=torch.int64, device=device)
     status = torch.zeros(count, dtype=torch.int32, device=device)
     launcher.launch(
         SAMPLE_DRAW.kernel,
         draw,
-        PLAN.steps[1].blocks(dims, draw),
+        PLAN.steps[2].blocks(dims, draw),
         shared
         | {
             "tokens_ptr": tokens,
             "status_ptr": status,
-            "min_p_ptr": rows.min_p,
-            "top_k_ptr": rows.top_k,
-            "top_p_ptr": rows.top_p,
             "seeds_ptr": rows.seeds,
             "choices_ptr": rows.choices,
-            "positions_ptr": rows.positions,
         },
     )
     return tokens, status

@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.chaining import follow
 from deepseek_engine.kernels.dispatch import require
 from deepseek_engine.kernels.variants import (
     ADA,
@@ -57,6 +58,7 @@ def row_gemv_kernel(
     BLOCK_K: tl.constexpr,
     NORM: tl.constexpr,
     EPILOGUE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -66,13 +68,15 @@ def row_gemv_kernel(
     acc = tl.zeros((BLOCK_N,), dtype=tl.float32)
     up = tl.zeros((BLOCK_N,), dtype=tl.float32)
     squares = tl.zeros((BLOCK_K,), dtype=tl.float32)
+    # A block of the weight is asked for ahead of its product, the first while the kernel before still runs.
+    mask = wanted[:, None] & (k < depth)[None, :]
+    w = tl.load(rows + k[None, :], mask=mask, other=0.0)
+    if EPILOGUE == 2:
+        w_up = tl.load(rows + step_up + k[None, :], mask=mask, other=0.0)
+    follow(CHAINED)
     for start in tl.range(0, depth, BLOCK_K):
         column = start + k
         inside = column < depth
-        mask = wanted[:, None] & inside[None, :]
-        w = tl.load(rows + column[None, :], mask=mask, other=0.0)
-        if EPILOGUE == 2:
-            w_up = tl.load(rows + step_up + column[None, :], mask=mask, other=0.0)
         x = tl.load(x_ptr + column, mask=inside, other=0.0).to(tl.float32)
         if NORM:
             squares += x * x
@@ -80,6 +84,11 @@ def row_gemv_kernel(
         acc += tl.sum(w.to(tl.float32) * x[None, :], axis=1)
         if EPILOGUE == 2:
             up += tl.sum(w_up.to(tl.float32) * x[None, :], axis=1)
+        ahead = column + BLOCK_K
+        mask = wanted[:, None] & (ahead < depth)[None, :]
+        w = tl.load(rows + ahead[None, :], mask=mask, other=0.0)
+        if EPILOGUE == 2:
+            w_up = tl.load(rows + step_up + ahead[None, :], mask=mask, other=0.0)
     if NORM:
         rstd = tl.rsqrt(tl.sum(squares, axis=0) / depth + eps)
         acc = acc * rstd
@@ -139,7 +148,9 @@ def rows_gemm_kernel(
     SPLITS: tl.constexpr,
     NORM: tl.constexpr,
     EPILOGUE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
     tile = tl.program_id(0)
     split = tl.program_id(1)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -309,13 +320,15 @@ def _gemv_table(name: str, out: str, combinations: tuple[tuple[int, str], ...]) 
             },
             constants=("BLOCK_N", "BLOCK_K", "NORM", "EPILOGUE"),
             divisible=frozenset(("x_ptr", "weight_ptr", "norm_ptr", "depth")),
+            chained=True,
         ),
         tuple(
             gemv_variant(name, norm, epilogue, columns, depth, warps, label, reach)
             for norm, epilogue in combinations
             for label, columns, depth, warps, reach in (
                 ("narrow", 2, 2048, 2, (1, 16383)),
-                ("wide", 16, 1024, 4, (16384, 2**30)),
+                # Two weights at once leave half of the registers to each.
+                ("wide", 8 if epilogue == "silu" else 16, 1024, 4, (16384, 2**30)),
             )
         ),
     )
@@ -343,6 +356,7 @@ def _gemm_table(name: str, out: str, combinations: tuple[tuple[int, str], ...], 
             },
             constants=("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLITS", "NORM", "EPILOGUE"),
             divisible=frozenset(("x_ptr", "weight_ptr", "norm_ptr", "part_ptr", "x_stride", "depth")),
+            chained=True,
         ),
         tuple(
             tiling.variant(name, norm, epilogue)

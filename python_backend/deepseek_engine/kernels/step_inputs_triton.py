@@ -16,12 +16,14 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.chaining import follow
 from deepseek_engine.kernels.dispatch import require
 from deepseek_engine.kernels.variants import Kernel, LaunchPlan, Step, Table, Variant
 
 
 @triton.jit
-def apply_edits_kernel(target_ptr, index_ptr, value_ptr, count, BLOCK: tl.constexpr):
+def apply_edits_kernel(target_ptr, index_ptr, value_ptr, count, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    follow(CHAINED)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     index = tl.load(index_ptr + place, mask=place < count, other=-1)
     value = tl.load(value_ptr + place, mask=place < count, other=0)
@@ -29,7 +31,10 @@ def apply_edits_kernel(target_ptr, index_ptr, value_ptr, count, BLOCK: tl.conste
 
 
 @triton.jit
-def embed_kernel(tokens_ptr, sources_ptr, last_ptr, embedding_ptr, out_ptr, width, BLOCK: tl.constexpr):
+def embed_kernel(
+    tokens_ptr, sources_ptr, last_ptr, embedding_ptr, out_ptr, width, BLOCK: tl.constexpr, CHAINED: tl.constexpr
+):
+    follow(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(sources_ptr + row)
@@ -48,6 +53,7 @@ APPLY_EDITS = Table(
         entry=f"{_MODULE}:apply_edits_kernel",
         signature={"target_ptr": "*i32", "index_ptr": "*i32", "value_ptr": "*i32", "count": "i32"},
         constants=("BLOCK",),
+        chained=True,
     ),
     (Variant("apply_edits", "block512", {"BLOCK": 512}, num_warps=4, num_stages=1),),
 )
@@ -65,6 +71,7 @@ EMBED = Table(
         },
         constants=("BLOCK",),
         divisible=frozenset(("embedding_ptr", "out_ptr", "width")),
+        chained=True,
     ),
     (Variant("embed", "block1024", {"BLOCK": 1024}, num_warps=4, num_stages=1),),
 )

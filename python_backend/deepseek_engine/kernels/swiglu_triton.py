@@ -11,12 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.chaining import follow
 from deepseek_engine.kernels.dispatch import require
 from deepseek_engine.kernels.variants import Kernel, LaunchPlan, Step, Table, Variant
 
 
 @triton.jit
-def swiglu_kernel(x_ptr, out_ptr, width, BLOCK: tl.constexpr):
+def swiglu_kernel(x_ptr, out_ptr, width, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    follow(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -32,6 +34,7 @@ SWIGLU = Table(
         signature={"x_ptr": "*T", "out_ptr": "*T", "width": "i32"},
         constants=("BLOCK",),
         divisible=frozenset(("x_ptr", "out_ptr", "width")),
+        chained=True,
     ),
     (Variant("swiglu", "block1024", {"BLOCK": 1024}, num_warps=4, num_stages=1),),
 )

@@ -5,11 +5,10 @@ source serves them without drift. Nothing here imports triton.
 """
 
 import ast
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
+from types import CodeType, MappingProxyType
 from typing import Any
 
 AMPERE, ADA, HOPPER = 80, 89, 90
@@ -43,12 +42,7 @@ _FUNCTIONS: dict[str, Callable[..., int]] = {
     "max": max,
     "next_power_of_2": next_power_of_2,
 }
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-}
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv)
 
 
 def evaluate(formula: str, values: Mapping[str, int]) -> int:
@@ -57,27 +51,34 @@ def evaluate(formula: str, values: Mapping[str, int]) -> int:
     Raises:
         FormulaError: the formula holds anything else, or a name that `values` lacks.
     """
-    return _evaluate(_parsed(formula), values, formula)
+    code = _compiled(formula)
+    try:
+        value: int = eval(code, {"__builtins__": {}, **_FUNCTIONS}, values)
+    except NameError as error:
+        raise FormulaError(f"formula {formula!r}: {error.name} is not among {sorted(values)}") from None
+    return value
 
 
 @lru_cache(maxsize=1024)
-def _parsed(formula: str) -> ast.expr:
-    """Plans are evaluated at every launch, and parsing takes most of that."""
-    return ast.parse(formula, mode="eval").body
+def _compiled(formula: str) -> CodeType:
+    """Plans are evaluated at every launch, so a formula is read and checked once."""
+    tree = ast.parse(formula, mode="eval")
+    _check(tree.body, formula)
+    return compile(tree, "<formula>", "eval")
 
 
-def _evaluate(node: ast.expr, values: Mapping[str, int], formula: str) -> int:
+def _check(node: ast.expr, formula: str) -> None:
     match node:
-        case ast.Constant(value=int(number)):
-            return number
-        case ast.Name(id=name):
-            if name not in values:
-                raise FormulaError(f"formula {formula!r}: {name} is not among {sorted(values)}")
-            return values[name]
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_evaluate(left, values, formula), _evaluate(right, values, formula))
+        case ast.Constant(value=int()) | ast.Name():
+            return
+        case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _OPERATORS):
+            _check(left, formula)
+            _check(right, formula)
+            return
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
-            return _FUNCTIONS[name](*(_evaluate(argument, values, formula) for argument in args))
+            for argument in args:
+                _check(argument, formula)
+            return
     raise FormulaError(f"formula {formula!r}: {ast.unparse(node)} is none of names, numbers, + - * // and functions")
 
 
@@ -93,6 +94,8 @@ class Kernel:
         constants: the function's constexpr parameters, in order, after the run-time ones.
         divisible: arguments declared as multiples, pointers of 16 bytes and integers of 8 elements. The launcher checks
             them; no other value is specialised on, so that one variant is one binary.
+        chained: whether the function's last parameter is CHAINED (`chaining.py`), which the launcher sets by the
+            architecture.
     """
 
     name: str
@@ -100,6 +103,7 @@ class Kernel:
     signature: Mapping[str, str]
     constants: tuple[str, ...]
     divisible: frozenset[str] = frozenset()
+    chained: bool = False
 
     def __post_init__(self) -> None:
         unknown = self.divisible - set(self.signature)
@@ -189,7 +193,7 @@ class LaunchPlan:
         return {name: evaluate(formula, values) for name, formula in self.workspaces.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Table:
     """A kernel with its rows; the first row that fits is taken, so tuned rows stand before general ones."""
 
