@@ -182,9 +182,10 @@ GATE_LOGITS = Table(
         )
         for name, tokens, experts, splits, reach, architectures in (
             ("few_tokens", 16, 16, 16, (1, 64), ARCHITECTURES),
-            ("mid_tokens", 32, 32, 16, (65, 512), ARCHITECTURES),
-            ("many_tokens", 64, 64, 1, (1025, 2**30), (HOPPER,)),
-            ("some_tokens", 32, 32, 4, (65, 2**30), ARCHITECTURES),
+            ("some_tokens", 16, 64, 16, (65, 384), ARCHITECTURES),
+            ("prompt", 64, 64, 8, (385, 4096), (HOPPER,)),
+            ("prompts", 64, 64, 4, (4097, 2**30), (HOPPER,)),
+            ("prompts_sm80", 32, 32, 4, (385, 2**30), ARCHITECTURES),
         )
     ),
 )

@@ -502,7 +502,7 @@ def _few_up_rows() -> tuple[Variant, ...]:
             num_stages=1,
             when={"tokens": (tokens, tokens)},
         )
-        for name, tokens, columns, depth in (("one_token", 1, 4, 1024), ("two_tokens", 2, 4, 2048))
+        for name, tokens, columns, depth in (("one_token", 1, 4, 2048), ("two_tokens", 2, 8, 1024))
     )
 
 
@@ -525,6 +525,8 @@ def few_down_row(
         num_warps=warps,
         num_stages=1,
         when={"tokens": tokens, "intermediate": widths},
+        # Two registers are kept there on sm_89, outside of the loop.
+        stack_bytes=8,
     )
 
 
@@ -573,8 +575,9 @@ FEW_DOWN = Table(
         chained=True,
     ),
     (
-        few_down_row("width512", columns=4, depth=512, blocks=1, unroll=4, widths=(1, 512)),
-        few_down_row("width1536", columns=4, depth=512, blocks=3, unroll=4, widths=(513, 1536)),
+        few_down_row("width512", columns=4, depth=512, blocks=1, unroll=8, widths=(1, 512)),
+        few_down_row("width1536", columns=4, depth=512, blocks=3, unroll=8, widths=(513, 1536), tokens=(1, 1)),
+        few_down_row("width1536_two", columns=8, depth=512, blocks=3, unroll=2, widths=(513, 1536)),
         few_down_row("width2048", columns=4, depth=512, blocks=4, unroll=4, widths=(1537, 2048)),
         few_down_row("wide", columns=4, depth=1024, blocks=0, unroll=1),
     ),
