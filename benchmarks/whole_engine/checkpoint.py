@@ -221,11 +221,13 @@ def make(
 def _shards(config: dict[str, Any], limit: int) -> Iterator[list[Entry]]:
     """Entries in order, cut so that a shard has at most `limit` bytes, or one entry."""
     shard: list[Entry] = []
+    size = 0
     for entry in entries(config):
-        if shard and 2 * (sum(each.count for each in shard) + entry.count) > limit:
+        if shard and size + 2 * entry.count > limit:
             yield shard
-            shard = []
+            shard, size = [], 0
         shard.append(entry)
+        size += 2 * entry.count
     yield shard
 
 

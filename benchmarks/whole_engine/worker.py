@@ -4,6 +4,7 @@ import statistics
 import time
 import traceback
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +51,15 @@ class Work:
 
 def header(device: torch.device) -> dict[str, Any]:
     """Where this runs."""
-    import transformers
-
     on_gpu = device.type == "cuda"
-    found = {
+    return {
         "card": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "capability": torch.cuda.get_device_capability(device) if on_gpu else None,
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),
+        "triton": version("triton"),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-    try:
-        import triton
-    except ImportError:
-        return found
-    return found | {"triton": triton.__version__}
 
 
 def make_weights(work: Work) -> None:
