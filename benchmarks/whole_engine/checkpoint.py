@@ -209,10 +209,13 @@ def make(
             written.append(pool.submit(_write, folder / name, shard, buffer, count, free))
         sizes = [each.result() for each in written]
     index = {
-        "metadata": {"total_size": 2 * sum(entry.count for entry in entries(config)), "seed": seed},
+        "metadata": {
+            "total_size": 2 * sum(entry.count for entry in entries(config)),
+            "seed": seed,
+            "sizes": dict(zip(names, sizes, strict=True)),
+        },
         "weight_map": {entry.name: name for name, shard in zip(names, shards, strict=True) for entry in shard},
     }
-    index["metadata"]["sizes"] = dict(zip(names, sizes, strict=True))
     whole = folder / f"{INDEX}.part"
     whole.write_text(json.dumps(index, indent=1) + "\n")
     os.replace(whole, folder / INDEX)
@@ -267,7 +270,7 @@ def _write(
     import torch
 
     try:
-        data = memoryview(buffer[:count].view(torch.uint8).numpy())
+        data = buffer[:count].view(torch.uint8).numpy().data
         with path.open("wb", buffering=0) as file:
             file.write(header(shard))
             place = 0

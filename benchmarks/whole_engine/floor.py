@@ -107,5 +107,5 @@ class Routing:
             "touched_over_expected": sum(touched.values()) / max(len(touched), 1) / expected,
             "least_layer_over_expected": min(touched.values(), default=0.0) / expected,
             "steps": max(map(len, self._calls.values()), default=0),
-            "histogram": {layer: sum(counts).tolist() for layer, counts in sorted(self._calls.items())},
+            "histogram": {layer: torch.stack(counts).sum(0).tolist() for layer, counts in sorted(self._calls.items())},
         }

@@ -396,12 +396,13 @@ def section_trace(bench: Bench) -> None:
 def _tell_kernels(bench: Bench, batch: int, events: list[gpu_trace.Event]) -> None:
     steps = bench.sizes.trace_steps
     times = gpu_trace.kernel_times(events, steps)
-    total, launches = sum(time.us for time in times), sum(time.launches for time in times)
-    kept = [[time.name, round(time.us, 2), round(time.launches, 2)] for time in times[:KEPT_KERNELS]]
-    case = f"batch {batch}, GPU time of {launches:.0f} launches a step"
-    bench.log.add(Row("trace", case, total, "us", details={"kernels": kept}))
-    for name, us, count in kept[:PRINTED_KERNELS]:
-        print(f"  {us:9.1f} us {us / total:5.1%} {count:7.1f} x  {name[:90]}", flush=True)
+    total, launches = sum(each.us for each in times), sum(each.launches for each in times)
+    kept = [[each.name, round(each.us, 2), round(each.launches, 2)] for each in times[:KEPT_KERNELS]]
+    details = {"launches": launches, "kernels": kept}
+    bench.log.add(Row("trace", f"batch {batch}, GPU time a step", total, "us", details=details))
+    print(f"  {launches:.0f} launches a step", flush=True)
+    for each in times[:PRINTED_KERNELS]:
+        print(f"  {each.us:9.1f} us {each.us / total:5.1%} {each.launches:7.1f} x  {each.name[:90]}", flush=True)
 
 
 def decode_trace(step: Callable[[], object], steps: int, device: torch.device) -> list[gpu_trace.Event]:

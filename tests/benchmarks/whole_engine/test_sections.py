@@ -77,13 +77,15 @@ def test_the_sections_of_bulk_serving(work: MakeWork, monkeypatch: pytest.Monkey
     assert one.details["touched_a_layer"] == 3.0
     assert one.details["context"] == 16 + 4
     assert one.floor_ms == pytest.approx(sum(one.details["floor_bytes"].values()) / floor_rate(done) * 1e3)
-    assert one.value == pytest.approx((one.ms or 0) / one.floor_ms)
+    assert one.value * one.floor_ms == pytest.approx(one.ms)
     assert len(one.details["steps_ms"]) == done.sizes.turns
     assert len(rows["long", "batch 2, 80-token prompts"].details["steps_ms"]) == done.sizes.turns
     assert rows["routing", "batch 4"].details["histogram"].keys() == {"1", "2"}
     idle = rows["trace", "batch 1, idle between steps, median"]
     assert (idle.value, idle.target, idle.details["idle_largest_us"]) == (15.0, 30.0, 20.0)
-    assert rows["trace", "batch 1, GPU time of 1 launches a step"].details["kernels"] == [["moe", 10.0, 1.0]]
+    kernels = rows["trace", "batch 1, GPU time a step"]
+    assert (kernels.value, kernels.details["launches"]) == (10.0, 1.0)
+    assert kernels.details["kernels"] == [["moe", 10.0, 1.0]]
     assert all(row.details["preemptions"] == 0 for (name, _), row in rows.items() if name == "warm")
 
 
