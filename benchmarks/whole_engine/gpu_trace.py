@@ -41,11 +41,6 @@ class KernelTime:
     launches: float
 
 
-def has_graphs(events: Iterable[Event]) -> bool:
-    """Whether CUDA graphs were launched."""
-    return any(_is_graph_launch(event) for event in events)
-
-
 def gaps(events: list[Event], steps: int) -> list[Gap]:
     """The gaps between consecutive ones of `steps` steps.
 

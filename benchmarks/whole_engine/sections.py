@@ -1,5 +1,6 @@
 """What is measured: each section writes its figures as soon as it has them."""
 
+import contextlib
 import json
 import statistics
 import tempfile
@@ -408,14 +409,16 @@ def _tell_kernels(bench: Bench, batch: int, events: list[gpu_trace.Event]) -> No
 def decode_trace(step: Callable[[], object], steps: int, device: torch.device) -> list[gpu_trace.Event]:
     """The events of that many steps.
 
-    Annotations need the CPU's events too, which slow the host down: steps of graphs are traced without them.
+    Annotations need the CPU's events too, which slow the host down: steps that can be told apart by their graphs are
+    traced without them.
     """
     if device.type != "cuda":
         return _traced(step, steps, device, [ProfilerActivity.CPU])
     # The profiler's own start falls into the first trace of a process.
     _traced(step, 2, device, [ProfilerActivity.CUDA])
     events = _traced(step, steps, device, [ProfilerActivity.CUDA])
-    if gpu_trace.has_graphs(events):
+    with contextlib.suppress(ValueError):
+        gpu_trace.gaps(events, steps)
         return events
     return _traced(step, steps, device, [ProfilerActivity.CPU, ProfilerActivity.CUDA])
 

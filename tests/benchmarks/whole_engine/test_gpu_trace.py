@@ -37,7 +37,6 @@ GRAPHS: list[Event] = [
 
 
 def test_gaps_between_graphs() -> None:
-    assert gpu_trace.has_graphs(GRAPHS)
     assert gpu_trace.gaps(GRAPHS, 3) == [Gap(20, 20), Gap(30, 20)]
     told = gpu_trace.summary(gpu_trace.gaps(GRAPHS, 3))
     assert told == {
@@ -65,7 +64,6 @@ def test_eager_steps_are_told_apart_by_annotations() -> None:
     # Launched between the steps: belongs to none, but keeps the device busy.
     events += [launch(45, 4, "cudaLaunchKernel")]
     events += [gpu("a", 20, 10, 1), gpu("b", 40, 10, 2), gpu("c", 55, 5, 4), gpu("a", 70, 10, 3)]
-    assert not gpu_trace.has_graphs(events)
     assert gpu_trace.gaps(events, 2) == [Gap(20, 15)]
 
 
@@ -102,19 +100,20 @@ class FakeDevice:
     type = "cuda"
 
 
-@pytest.mark.parametrize("graphs", [True, False])
-def test_the_host_is_traced_only_where_there_are_no_graphs(graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("steps", [3, 2])
+def test_the_host_is_traced_only_where_graphs_tell_no_steps(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, list[str]]] = []
 
     def traced(step: Any, steps: int, device: Any, activities: list[Any]) -> list[Event]:
         asked.append((steps, [activity.name for activity in activities]))
-        return GRAPHS if graphs else []
+        return GRAPHS
 
     monkeypatch.setattr(sections, "_traced", traced)
-    events = sections.decode_trace(lambda: None, 5, FakeDevice())  # type: ignore[arg-type]
-    assert asked[:2] == [(2, ["CUDA"]), (5, ["CUDA"])]
-    assert asked[2:] == ([] if graphs else [(5, ["CPU", "CUDA"])])
-    assert events == (GRAPHS if graphs else [])
+    events = sections.decode_trace(lambda: None, steps, FakeDevice())  # type: ignore[arg-type]
+    assert asked[:2] == [(2, ["CUDA"]), (steps, ["CUDA"])]
+    # The three graphs of the trace are three steps, but not two.
+    assert asked[2:] == ([] if steps == 3 else [(2, ["CPU", "CUDA"])])
+    assert events == GRAPHS
 
 
 def test_a_real_trace_has_the_annotations() -> None:
