@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from deepseek_engine.engine import Engine
 from deepseek_engine.memory_budget import cache_bytes
-from deepseek_engine.models import load_model
+from deepseek_engine.models import load_config, load_model
+from deepseek_engine.models.config import DeepseekConfig
 from deepseek_engine.models.decoder import Decoder
 from deepseek_engine.models.mixture_of_experts import MixtureOfExperts
 from deepseek_engine.request import EngineOutput, EngineRequest
@@ -43,17 +44,38 @@ def build_engine(
         memory: weights and cache together, a share of the device or an amount such as 80GiB, as in version.yaml.
     """
     seconds: dict[str, float] = {}
+    on_gpu = device.type == "cuda"
     with timed(seconds, "weights", device):
         before = _allocated(device)
-        model = load_model(folder, dtype=torch.bfloat16, device=str(device))
+        model = _load(folder, device)
         weights = _allocated(device) - before
     with timed(seconds, "runner", device):
-        on_gpu = device.type == "cuda"
         total = torch.cuda.get_device_properties(device).total_memory if on_gpu else 2**32
         settings = replace(settings, cache_bytes=cache_bytes(memory, on_gpu=on_gpu, total=total, weights=weights))
-        runner = TorchRunner(model, settings, device)
+        runner = _runner(model, settings, device)
         engine = Engine(runner, Tokenizer.from_folder(folder), settings)
     return Built(engine, runner, model, settings, seconds)
+
+
+def _load(folder: Path, device: torch.device) -> Any:
+    if device.type != "cuda":
+        return load_model(folder, dtype=torch.bfloat16, device=str(device))
+    from deepseek_engine.gpu.decoder import load_gpu_model
+
+    config = load_config(folder)
+    if not isinstance(config, DeepseekConfig):
+        raise ValueError(f"{folder} holds a {config.architecture}, which no device kernels run; make it again")
+    return load_gpu_model(folder, config, dtype=torch.bfloat16, device=str(device))
+
+
+def _runner(model: Any, settings: EngineSettings, device: torch.device) -> Any:
+    if device.type != "cuda":
+        return TorchRunner(model, settings, device)
+    from deepseek_engine.runners.cuda import CudaRunner
+
+    runner = CudaRunner(model, settings)
+    runner.capture()
+    return runner
 
 
 def _allocated(device: torch.device) -> int:
@@ -187,20 +209,17 @@ def decode(
 def watched_experts(built: Built, watch: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Calls `watch` with a layer's index and the experts int [T, top_k] that its tokens chose, in eager steps."""
     runner, model = built.runner, built.model
-    if hasattr(model, "on_experts"):
-        eager = getattr(runner, "eager", None)
-        model.on_experts = watch
-        if eager is not None:
-            runner.eager = True
-        try:
+    if not hasattr(model, "observe_experts"):
+        with _watched_gates(model, watch):
             yield
-        finally:
-            model.on_experts = None
-            if eager is not None:
-                runner.eager = eager
         return
-    with _watched_gates(model, watch):
+    model.observe_experts(watch)
+    runner.eager = True
+    try:
         yield
+    finally:
+        runner.eager = False
+        model.observe_experts(None)
 
 
 @contextlib.contextmanager

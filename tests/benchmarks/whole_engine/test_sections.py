@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from deepseek_engine.settings import EngineSettings
 from hypothesis import given
 from hypothesis import strategies as st
 from whole_engine import checkpoint, sections, worker
-from whole_engine.engine import Streams, decode
+from whole_engine.engine import Built, Streams, decode, watched_experts
+from whole_engine.floor import Routing
 from whole_engine.results import Log, Row, read, rows_of
 from whole_engine.sections import percentile, token_gaps
 from whole_engine.watching import Captures, Compilations
@@ -222,6 +224,31 @@ class Graph:
 
     def capture_end(self) -> None:
         time.sleep(0.002)
+
+
+class Observed:
+    """A model of the device kernels and its runner, which tell their experts in eager steps alone."""
+
+    eager = False
+    observer: Callable[[int, torch.Tensor], None] | None = None
+
+    def observe_experts(self, observer: Callable[[int, torch.Tensor], None] | None) -> None:
+        self.observer = observer
+
+    def step(self) -> None:
+        if self.eager and self.observer is not None:
+            self.observer(1, torch.tensor([[0, 1, 4], [-1, -1, -1]]))
+
+
+def test_a_model_with_an_observer_is_asked_and_left_as_it_was() -> None:
+    model, routing = Observed(), Routing(4)
+    built = Built(None, model, model, EngineSettings())  # type: ignore[arg-type]
+    model.step()
+    with watched_experts(built, routing):
+        model.step()
+    model.step()
+    assert (model.eager, model.observer) == (False, None)
+    assert routing.report(2, 1)["histogram"] == {1: [1, 1, 0, 0]}
 
 
 def test_captures_are_counted_and_timed() -> None:
