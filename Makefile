@@ -6,11 +6,12 @@ TEST_ARGS ?=
 TEST_JOBS ?= 2
 BIN := .venv/bin
 LOCKED := requirements/torch.txt requirements/runtime.txt requirements/dev.txt pyproject.toml tools/environment.sh
-# Those without a server first. SOAKS kill, or take up to half an hour; kernels needs a GPU; demo_server helps others.
+# Those without a server first. SOAKS kill, or take up to half an hour; GPUS need one; demo_server helps others.
 SCRIPTS := $(filter-out demo_server,$(notdir $(basename $(wildcard benchmarks/*.py))))
 SOAKS := $(filter $(SCRIPTS),rollout zero_loss deaths leaks)
+GPUS := $(filter $(SCRIPTS),kernels gpu_engine)
 FIRST := model_step engine_vs_transformers custom_ops
-BENCHMARKS := $(FIRST) $(filter-out $(FIRST) $(SOAKS) kernels,$(SCRIPTS))
+BENCHMARKS := $(FIRST) $(filter-out $(FIRST) $(SOAKS) $(GPUS),$(SCRIPTS))
 # Runs benchmarks by name; one that fails keeps none from running, but its exit code counts.
 RUN_BENCHMARKS = failed=; for name in $(1); do echo "benchmarks/$$name.py"; \
 	$(BIN)/python "benchmarks/$$name.py" || failed="$$failed $$name"; done; \
@@ -41,8 +42,8 @@ fmt: .venv/.dev ## format and sort imports
 	$(BIN)/ruff check --fix --select I .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev ## run the benchmarks, those of the kernels where there is a GPU
-	@gpu=; if $(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())"; then gpu=kernels; fi; \
+bench: .venv/.dev ## run the benchmarks, those for a GPU where there is one
+	@gpu=; if $(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())"; then gpu="$(GPUS)"; fi; \
 	$(call RUN_BENCHMARKS,$(BENCHMARKS) $$gpu)
 
 soak: .venv/.dev ## what takes long: is a request lost, does anything grow, what do verdicts miss (an hour)
