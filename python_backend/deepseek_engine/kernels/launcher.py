@@ -8,7 +8,8 @@ kernel module is imported, the same rows run in Triton's interpreter.
 import importlib
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -25,6 +26,10 @@ _log = logging.getLogger(__name__)
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
+Row = tuple[Kernel, Variant, str]
+"""What one binary is made of: a kernel, a row of its table, a dtype."""
+
+_recording: dict[Row, None] | None = None
 _compiled: dict[tuple[Variant, str, int], tuple[Any, list[int]]] = {}
 _lock = threading.Lock()
 
@@ -117,8 +122,26 @@ def launch(
         _interpret(kernel, variant, blocks, [arguments[name] for name in kernel.signature])
         return
     values, dtype, device = _checked(kernel, arguments)
+    if _recording is not None:
+        _recording[kernel, variant, dtype] = None
+        return
     compiled, constants = _compiled.get((variant, dtype, device)) or _compile(kernel, variant, dtype, device)
     compiled[blocks](*values, *constants, stream=torch.cuda.current_stream(device).cuda_stream)
+
+
+@contextmanager
+def recording() -> Iterator[dict[Row, None]]:
+    """Within it nothing is launched: the rows that would be are collected, in order, so that they can be compiled.
+
+    Of the process's launches, so no other thread may launch meanwhile.
+    """
+    global _recording
+    rows: dict[Row, None] = {}
+    _recording = rows
+    try:
+        yield rows
+    finally:
+        _recording = None
 
 
 def _interpret(kernel: Kernel, variant: Variant, blocks: tuple[int, int, int], values: list[Any]) -> None:

@@ -1,32 +1,37 @@
 """The runner on a CUDA device: steps run from graphs, each launched before the last one's tokens are read."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from piccard_contract.sampling import SamplingParams
 from torch import Tensor
 
 from deepseek_engine.gpu.buckets import bucket_of, decode_buckets, token_buckets
 from deepseek_engine.gpu.decoder import GpuDecoder
 from deepseek_engine.gpu.device_step import DeviceStep
 from deepseek_engine.gpu.packed_inputs import PackedInputs
-from deepseek_engine.gpu.prefill_groups import LongRow, prefill_groups
+from deepseek_engine.gpu.prefill_groups import EXPANDED_TOKENS, LongRow, prefill_groups
 from deepseek_engine.gpu.sampling_seats import COLUMNS, SamplingSeats
 from deepseek_engine.gpu.seats import Seats
 from deepseek_engine.gpu.step_graphs import StepGraphs
-from deepseek_engine.kernels import sampling_triton
+from deepseek_engine.kernels import launcher, sampling_triton
+from deepseek_engine.kernels.precompile import precompile
 from deepseek_engine.kernels.step_inputs_triton import apply_edits
 from deepseek_engine.runners.prompt_logprobs import prompt_logprobs, to_host
 from deepseek_engine.sampling import LogprobTensors, gather_logprobs
 from deepseek_engine.settings import EngineSettings
-from deepseek_engine.step_plan import LAST_SAMPLED, RowLogprobs, StepPlan, StepResult, StepRow
+from deepseek_engine.step_plan import LAST_SAMPLED, NewSequence, RowLogprobs, StepPlan, StepResult, StepRow
 
 GRAPH_TOKENS = 512
 """Tokens of a step that runs from graphs; longer ones are busy long enough for the host to launch them."""
 CHUNK_QUERIES = 4
 """Query tokens of a prompt that the decode kernel takes at once in a step from graphs."""
+_LONG_SIZES = (GRAPH_TOKENS + 1, 1024, 2048, 4097)
+"""Tokens of steps beyond the graphs: one on either side of what the tables of gates and experts tell apart."""
 EDITS = 512
 """Entries of block tables that a captured step changes."""
 
@@ -105,20 +110,65 @@ class CudaRunner:
         self._token_sizes = token_buckets(self._graph_tokens)
         self.graphs: StepGraphs[tuple[Tensor, ...]] = StepGraphs(self._device)
         self._generation = self._sampling.generation
+        self._batched_tokens = settings.max_num_batched_tokens
+        self._expanded = EXPANDED_TOKENS
 
     def capture(self) -> None:
-        """Compile and capture every graph; steps until now, and those beyond the buckets, run kernel by kernel."""
-        arrays = self._inputs.begin()
-        self._fill_nothing(arrays)
-        self._inputs.send()
+        """Capture every graph; steps until now, and those beyond the buckets, run kernel by kernel."""
+        self._fill_nothing()
         with torch.inference_mode():
-            # The largest first: the others fit into the memory that it leaves.
-            for size in reversed(self._token_sizes):
-                self.graphs.capture(("tokens", size), partial(self._run_tokens, size))
-            for size in reversed(self._decode_sizes):
-                self.graphs.capture(("head", size), partial(self._run_head, size))
-                self.graphs.capture(("decode", size), partial(self._run_decode, size))
+            for key, function in self._graph_functions():
+                self.graphs.capture(key, function)
         self._generation = self._sampling.generation
+
+    def precompile(self) -> None:
+        """Compile what any step needs, many rows at once."""
+        if self._device.type != "cuda":
+            return
+        self._fill_nothing()
+        with launcher.recording() as rows, torch.inference_mode():
+            for _, function in self._graph_functions():
+                function()
+            self.longest_steps()
+        precompile(rows, launcher.capability(self._device))
+
+    @torch.inference_mode()
+    def largest_graphs(self) -> None:
+        """Run what graphs hold, kernel by kernel, at its largest."""
+        self._fill_nothing()
+        self._run_tokens(self._token_sizes[-1])
+        self._run_decode(self._decode_sizes[-1])
+
+    def longest_steps(self) -> None:
+        """Run prompts of every length for which kernels differ, the longest chunk at the end of a long context too."""
+        most = min(self._batched_tokens, self._seats.blocks * self.block_size - self.block_size)
+        context = min(EXPANDED_TOKENS, self.num_blocks * self.block_size)
+        for count in sorted({min(size, most) for size in (*_LONG_SIZES, most)}):
+            self._run_long(count, max(count, context))
+        if most > self._graph_tokens:
+            # A context that is expanded in several chunks, without having to be that long.
+            self._run_long(most, most, expanded=most // 2)
+
+    def _run_long(self, count: int, context: int, expanded: int = EXPANDED_TOKENS) -> None:
+        """One prompt's last `count` tokens of `context`, whatever is in the cache."""
+        table = list(range(-(-context // self.block_size)))
+        sequence = NewSequence(-1, SamplingParams(), [0] * context, [], 0, (), 0)
+        row = StepRow(-1, [0] * count, context - count, table, sample=True)
+        self._expanded = expanded
+        try:
+            self.collect(self.execute(StepPlan([row], new=[sequence])))
+            self.execute(StepPlan([], finished=[-1]))
+        finally:
+            self._expanded = EXPANDED_TOKENS
+
+    def _graph_functions(self) -> Iterator[tuple[tuple[str, int], Callable[[], tuple[Tensor, ...]]]]:
+        # The largest first: the others fit into the memory that it leaves. Heads come after what they are used with, so
+        # that none of them takes the memory in which a step's hidden states wait.
+        for size in reversed(self._token_sizes):
+            yield ("tokens", size), partial(self._run_tokens, size)
+        for size in reversed(self._decode_sizes):
+            yield ("head", size), partial(self._run_head, size)
+            yield ("decode", size), partial(self._run_decode, size)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> CudaHandle:
@@ -352,13 +402,15 @@ class CudaRunner:
         arrays["seats"][: len(rows)] = places
         arrays["seats"][len(rows) : size] = self._rows
 
-    def _fill_nothing(self, arrays: dict[str, Any]) -> None:
-        """Padded rows alone, for a capture."""
+    def _fill_nothing(self) -> None:
+        """Send padded rows alone."""
+        arrays = self._inputs.begin()
         for array in arrays.values():
             array[:] = 0
         for name in ("slots", "sources", "edit_places", "draws", "penalty_rows", "mask_rows"):
             arrays[name][:] = -1
         arrays["seats"][:] = self._rows
+        self._inputs.send()
 
     def _send(self, arrays: dict[str, Any]) -> None:
         """Send the inputs. Changes of the tables that do not fit beside them go first, on their own."""
@@ -399,7 +451,7 @@ class CudaRunner:
             block_size=self.block_size,
             max_queries=1,
             num_decoded=decoded,
-            prefill=prefill_groups(long_rows, self._seats, self._device),
+            prefill=prefill_groups(long_rows, self._seats, self._device, self._expanded),
         )
 
     def _is_eager(self, key: tuple[str, int]) -> bool:
