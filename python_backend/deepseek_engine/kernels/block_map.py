@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepseek_engine.kernels.block_lists import SPARE, BlockLists, block_lists
+from deepseek_engine.kernels.block_lists import SPARE, BlockLists, block_lists, longest_first, schedule
 from deepseek_engine.kernels.block_masks import Bounds, Mask, MaskFunction, Span, as_mask
 from deepseek_engine.kernels.variants import ceil_div
 
@@ -36,8 +36,8 @@ class BlockMap:
     """int32 [partial blocks + SPARE]: the pattern of each partial block, in the order of the lists."""
     patterns: Tensor
     """int32 [patterns, block_queries, block_keys / 32]: bit i of word w tells whether key 32 w + i is seen."""
-    order: Tensor
-    """int32 [maps, query blocks]: a map's query blocks, those with the most key blocks first."""
+    schedule: Tensor
+    """int32 [maps * query blocks, SCHEDULE_WIDTH]: a map's query blocks, those with the most key blocks first."""
 
     @property
     def present(self) -> int:
@@ -82,9 +82,11 @@ def block_map(
         partial[places.unbind(1)] = some & ~every
         patterns.add(_packed(seen[some & ~every]))
     slots, distinct = patterns.distinct()
+    slots = torch.cat((slots, slots.new_zeros(SPARE)))
     flat = (batches * heads * rows, columns)
     lists = block_lists(full.view(flat)), block_lists(partial.view(flat))
-    lengths = (lists[0].lengths + lists[1].lengths).view(batches * heads, rows)
+    order = longest_first((lists[0].lengths + lists[1].lengths).view(-1, rows))
+    first_rows = torch.arange(batches * heads, device=device).unsqueeze(-1) * rows
     return BlockMap(
         queries,
         keys,
@@ -93,9 +95,9 @@ def block_map(
         batches,
         heads,
         *lists,
-        slots=torch.cat((slots, slots.new_zeros(SPARE))),
+        slots=slots,
         patterns=distinct,
-        order=_longest_first(lengths),
+        schedule=schedule(order.flatten(), (order + first_rows).flatten(), *lists, slots),
     )
 
 
@@ -185,9 +187,3 @@ def _fingerprints(bits: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(bits[0:1].numel())
     factors = torch.randint(-(2**63), 2**63 - 1, bits.shape[1:], generator=generator).to(bits.device)
     return (bits.long() * factors).flatten(1).sum(1)
-
-
-def _longest_first(lengths: Tensor) -> Tensor:
-    """The order of each map's rows; of equally long ones the later first, as neighbours share their keys."""
-    order = lengths.flip(1).sort(dim=1, descending=True, stable=True).indices
-    return (lengths.shape[1] - 1 - order).to(torch.int32)

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.block_lists import SCHEDULE_WIDTH
 from deepseek_engine.kernels.block_map import BlockMap
 from deepseek_engine.kernels.dispatch import NoVariantError, require
 from deepseek_engine.kernels.variants import (
@@ -38,6 +39,7 @@ from deepseek_engine.kernels.variants import (
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+WORK = tl.constexpr(SCHEDULE_WIDTH)
 
 
 @triton.jit
@@ -63,6 +65,10 @@ def attend_listed(
     list_ptr,
     slots_ptr,
     bits_ptr,
+    tile,
+    slot,
+    low,
+    high,
     begin,
     end,
     keys,
@@ -77,17 +83,17 @@ def attend_listed(
     BLOCK_KEYS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """The key blocks list[begin : end]; MASKED ones show the bits that they have and may pass the last key."""
+    """The key blocks list[begin : end]; MASKED ones show the bits that they have and may pass the last key.
+
+    tile, low and high are those of the first block, slot is the second one's.
+    """
     n = tl.arange(0, BLOCK_KEYS)
     k_rows = n[None, :] * k_stride + tl.arange(0, WIDTH)[:, None]
     v_rows = n[:, None] * v_stride + tl.arange(0, VALUE)[None, :]
     if ROTARY:
         k_pe_rows = n[None, :] * k_pe_stride + tl.arange(0, ROTARY)[:, None]
-    # The lists end in spare entries, so that what is loaded ahead needs no mask.
-    tile = tl.load(list_ptr + begin)
-    if MASKED:
-        low, high = visible_words(bits_ptr, tl.load(slots_ptr + begin), BLOCK_QUERIES, BLOCK_KEYS)
-        slot = tl.load(slots_ptr + begin + 1)
+    # A step ahead: the list's next block, the next block's bits, and the slot of the one after. Past the end stand
+    # spare entries, so that no load needs a mask.
     for place in tl.range(begin, end):
         first = (tile * BLOCK_KEYS).to(tl.int64)
         k_tile = k_base + first * k_stride
@@ -132,10 +138,8 @@ def block_sparse_attention_kernel(
     v_ptr,
     out_ptr,
     lse_ptr,
-    order_ptr,
-    full_starts_ptr,
+    schedule_ptr,
     full_ptr,
-    partial_starts_ptr,
     partial_ptr,
     slots_ptr,
     bits_ptr,
@@ -167,9 +171,18 @@ def block_sparse_attention_kernel(
     heads = tl.num_programs(1)
     batch = tl.program_id(2).to(tl.int64)
     kv_head = (head // group).to(tl.int64)
-    rows = (tl.program_id(2) * map_batch_stride + head * map_head_stride) * tl.num_programs(0)
-    block = tl.load(order_ptr + rows + tl.program_id(0))
-    row = rows + block
+    own_map = tl.program_id(2) * map_batch_stride + head * map_head_stride
+    work = schedule_ptr + (own_map * tl.num_programs(0) + tl.program_id(0)) * WORK
+    block = tl.load(work)
+    full_begin = tl.load(work + 1)
+    full_end = tl.load(work + 2)
+    partial_begin = tl.load(work + 3)
+    partial_end = tl.load(work + 4)
+    full_tile = tl.load(work + 5)
+    partial_tile = tl.load(work + 6)
+    # Before the first loop, so that the second one waits for nothing but its keys.
+    low, high = visible_words(bits_ptr, tl.load(work + 7), BLOCK_QUERIES, BLOCK_KEYS)
+    slot = tl.load(slots_ptr + partial_begin + 1)
     lane = tl.arange(0, BLOCK_QUERIES)
     first_query = (block * BLOCK_QUERIES).to(tl.int64)
     valid = first_query + lane < queries
@@ -199,8 +212,12 @@ def block_sparse_attention_kernel(
         full_ptr,
         slots_ptr,
         bits_ptr,
-        tl.load(full_starts_ptr + row),
-        tl.load(full_starts_ptr + row + 1),
+        full_tile,
+        slot,
+        low,
+        high,
+        full_begin,
+        full_end,
         keys,
         k_token_stride,
         k_pe_token_stride,
@@ -225,8 +242,12 @@ def block_sparse_attention_kernel(
         partial_ptr,
         slots_ptr,
         bits_ptr,
-        tl.load(partial_starts_ptr + row),
-        tl.load(partial_starts_ptr + row + 1),
+        partial_tile,
+        slot,
+        low,
+        high,
+        partial_begin,
+        partial_end,
         keys,
         k_token_stride,
         k_pe_token_stride,
@@ -259,7 +280,7 @@ _STRIDES = (
 )
 TILES = {HOPPER: (128, 64), AMPERE: (64, 64), ADA: (64, 64)}
 """Queries and keys of the blocks that an architecture's rows take."""
-_LISTS = ("order_ptr", "full_starts_ptr", "full_ptr", "partial_starts_ptr", "partial_ptr", "slots_ptr", "bits_ptr")
+_LISTS = ("schedule_ptr", "full_ptr", "partial_ptr", "slots_ptr", "bits_ptr")
 
 
 def variant(
@@ -399,10 +420,8 @@ def block_sparse_attention(
             **{f"{name}_ptr": tensor if tensor.shape[-1] else k for name, tensor in tensors.items()},
             "out_ptr": out,
             "lse_ptr": lse,
-            "order_ptr": blocks.order,
-            "full_starts_ptr": blocks.full.starts,
+            "schedule_ptr": blocks.schedule,
             "full_ptr": blocks.full.blocks,
-            "partial_starts_ptr": blocks.partial.starts,
             "partial_ptr": blocks.partial.blocks,
             "slots_ptr": blocks.slots,
             "bits_ptr": blocks.patterns,

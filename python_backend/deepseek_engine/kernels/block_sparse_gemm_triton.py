@@ -20,10 +20,13 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.block_lists import SCHEDULE_WIDTH
 from deepseek_engine.kernels.dispatch import require
 from deepseek_engine.kernels.moe_triton import tile_of
 from deepseek_engine.kernels.tiled_mask import TiledMask
 from deepseek_engine.kernels.variants import ADA, AMPERE, HOPPER, Kernel, LaunchPlan, Step, Table, Variant
+
+WORK = tl.constexpr(SCHEDULE_WIDTH)
 
 
 @triton.jit
@@ -36,6 +39,8 @@ def multiply_listed(
     n,
     list_ptr,
     bits_ptr,
+    tile,
+    bits,
     begin,
     end,
     columns,
@@ -45,16 +50,15 @@ def multiply_listed(
     BLOCK_K: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """The tiles list[begin : end] of a tile row; of MASKED ones only the blocks that have a bit count."""
+    """The tiles list[begin : end] of a tile row; of MASKED ones only the blocks that have a bit count.
+
+    tile and bits are those of the first. Past the end stand spare entries, so that no load a step ahead needs a mask.
+    """
     GROUPS: tl.constexpr = BLOCK_M // 8
     k = tl.arange(0, BLOCK_K)
     a_tile = a_rows[:, None] + k[None, :]
     b_tile = (k * b_stride)[:, None] + n[None, :]
     wanted = (n < columns)[None, :]
-    # The lists end in spare entries, so that what is loaded ahead needs no mask.
-    tile = tl.load(list_ptr + begin)
-    if MASKED:
-        bits = tl.load(bits_ptr + begin * GROUPS + group)
     for place in tl.range(begin, end):
         first = (tile * BLOCK_K).to(tl.int64)
         if MASKED:
@@ -78,9 +82,8 @@ def block_sparse_gemm_kernel(
     b_ptr,
     c_ptr,
     groups_ptr,
-    full_starts_ptr,
+    schedule_ptr,
     full_ptr,
-    partial_starts_ptr,
     partial_ptr,
     bits_ptr,
     a_stride,
@@ -95,8 +98,17 @@ def block_sparse_gemm_kernel(
     GROUP_M: tl.constexpr,
 ):
     row_tile, column_tile = tile_of(tl.cdiv(columns, BLOCK_N), row_tiles, GROUP_M)
+    work = schedule_ptr + row_tile * WORK
+    full_begin = tl.load(work + 1)
+    full_end = tl.load(work + 2)
+    partial_begin = tl.load(work + 3)
+    partial_end = tl.load(work + 4)
+    full_tile = tl.load(work + 5)
+    partial_tile = tl.load(work + 6)
     m = tl.arange(0, BLOCK_M)
     group = m // 8
+    # Before the first loop, so that the second one waits for nothing but its tiles.
+    bits = tl.load(bits_ptr + partial_begin * (BLOCK_M // 8) + group)
     row = tl.load(groups_ptr + row_tile * (BLOCK_M // 8) + group) * 8 + m % 8
     valid = row < rows
     # Rows past the last read a real one, and are dropped when the tile is stored.
@@ -112,8 +124,10 @@ def block_sparse_gemm_kernel(
         n,
         full_ptr,
         bits_ptr,
-        tl.load(full_starts_ptr + row_tile),
-        tl.load(full_starts_ptr + row_tile + 1),
+        full_tile,
+        bits,
+        full_begin,
+        full_end,
         columns,
         depth,
         b_stride,
@@ -130,8 +144,10 @@ def block_sparse_gemm_kernel(
         n,
         partial_ptr,
         bits_ptr,
-        tl.load(partial_starts_ptr + row_tile),
-        tl.load(partial_starts_ptr + row_tile + 1),
+        partial_tile,
+        bits,
+        partial_begin,
+        partial_end,
         columns,
         depth,
         b_stride,
@@ -180,9 +196,7 @@ BLOCK_SPARSE_GEMM = Table(
             "a_ptr": "*T",
             "b_ptr": "*T",
             "c_ptr": "*T",
-            **dict.fromkeys(
-                ("groups_ptr", "full_starts_ptr", "full_ptr", "partial_starts_ptr", "partial_ptr", "bits_ptr"), "*i32"
-            ),
+            **dict.fromkeys(("groups_ptr", "schedule_ptr", "full_ptr", "partial_ptr", "bits_ptr"), "*i32"),
             "a_stride": "i32",
             "b_stride": "i32",
             "rows": "i32",
@@ -239,9 +253,8 @@ def block_sparse_gemm(a: Tensor, b: Tensor, mask: TiledMask, *, row: Variant | N
             "b_ptr": b,
             "c_ptr": out,
             "groups_ptr": mask.groups,
-            "full_starts_ptr": mask.full.starts,
+            "schedule_ptr": mask.schedule,
             "full_ptr": mask.full.blocks,
-            "partial_starts_ptr": mask.partial.starts,
             "partial_ptr": mask.partial.blocks,
             "bits_ptr": mask.bits,
             "a_stride": a.stride(0),

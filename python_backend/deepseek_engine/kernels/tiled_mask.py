@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepseek_engine.kernels.block_lists import SPARE, BlockLists, block_lists
+from deepseek_engine.kernels.block_lists import SPARE, BlockLists, block_lists, longest_first, schedule
 from deepseek_engine.kernels.block_sparse_gemm import SIDE
 from deepseek_engine.kernels.variants import ceil_div
 
@@ -28,6 +28,8 @@ class TiledMask:
     """Its tiles with some."""
     bits: Tensor
     """int32 [partial tiles + SPARE, tile_rows / 8]: bit i tells whether a group's i-th block of the tile is present."""
+    schedule: Tensor
+    """int32 [tile rows, SCHEDULE_WIDTH]; a partial tile's slot is its place in the list."""
     block_density: float
     """Of the 8 x 8 blocks, the share that is present."""
 
@@ -72,11 +74,14 @@ def tiled_mask(
     seen = tiles & real[..., None, None]
     some = seen.any(3).any(1)
     every = (tiles | ~real[..., None, None]).all(3).all(1)
-    longest_first = some.sum(1).sort(descending=True, stable=True).indices
-    some, every, seen, groups = some[longest_first], every[longest_first], seen[longest_first], groups[longest_first]
+    order = longest_first(some.sum(1))
+    some, every, seen, groups = some[order], every[order], seen[order], groups[order]
     partial = some & ~every
     words = (seen.to(torch.int32) << torch.arange(per_tile, dtype=torch.int32)).sum(-1, dtype=torch.int32)
     bits = F.pad(words.transpose(1, 2)[partial], (0, 0, 0, SPARE))
+    lists = block_lists(some & every), block_lists(partial)
+    place = torch.arange(len(lists[1].blocks))
+    row = torch.arange(len(some))
     device = mask.device
     return TiledMask(
         rows,
@@ -84,9 +89,10 @@ def tiled_mask(
         tile_rows,
         tile_depth,
         groups=groups.flatten().to(torch.int32).to(device),
-        full=block_lists((some & every).to(device)),
-        partial=block_lists(partial.to(device)),
+        full=lists[0].to(device),
+        partial=lists[1].to(device),
         bits=bits.to(device),
+        schedule=schedule(row, row, *lists, place).to(device),
         block_density=float(blocks.float().mean()) if blocks.numel() else 0.0,
     )
 

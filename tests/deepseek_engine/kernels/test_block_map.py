@@ -3,7 +3,7 @@
 import pytest
 import torch
 from deepseek_engine.kernels import block_map as maps
-from deepseek_engine.kernels.block_lists import SPARE, block_lists
+from deepseek_engine.kernels.block_lists import SCHEDULE_WIDTH, SPARE, block_lists
 from deepseek_engine.kernels.block_map import BlockMap, block_map
 from deepseek_engine.kernels.block_masks import Causal, GlobalKeys, GlobalQueries, Mask, MaskFunction, Window
 from hypothesis import given
@@ -74,9 +74,17 @@ def test_a_map_has_the_elements_of_its_mask(
         device=CPU,
     )
     assert torch.equal(elements(blocks), expected(mask, batches, heads, queries, keys))
-    lengths = (blocks.full.lengths + blocks.partial.lengths).view(batches * heads, -1)
-    assert (lengths.gather(1, blocks.order.long()).diff(dim=1) <= 0).all()
-    assert (blocks.order.sort(1).values == torch.arange(blocks.order.shape[1])).all()
+    rows = blocks.schedule.view(batches * heads, -1, SCHEDULE_WIDTH)
+    lengths = rows[..., 2] - rows[..., 1] + rows[..., 4] - rows[..., 3]
+    assert (lengths.diff(dim=1) <= 0).all()
+    assert (rows[..., 0].sort(1).values == torch.arange(rows.shape[1])).all()
+    for own, scheduled in enumerate(rows):
+        for number, begin, end, partial_begin, partial_end, first, partial_first, slot in scheduled.tolist():
+            row = own * rows.shape[1] + number
+            assert [begin, end] == blocks.full.starts[row : row + 2].tolist()
+            assert [partial_begin, partial_end] == blocks.partial.starts[row : row + 2].tolist()
+            assert first == blocks.full.blocks[begin]
+            assert (partial_first, slot) == (blocks.partial.blocks[partial_begin], blocks.slots[partial_begin])
     # No pattern stands there twice, and none is empty or full.
     assert len(blocks.patterns.unique(dim=0)) == len(blocks.patterns)
     assert blocks.slots.shape[0] == blocks.partial.present + SPARE
