@@ -662,7 +662,7 @@ def sparse_masks(
         found = torch.minimum(visible.unsqueeze(-1), counts).sum(0)
         count = max(1, int((found <= share * visible.sum()).sum()))
         yield (
-            f"top {count} blocks",
+            f"top-k {share}",
             block_masks.top_blocks(inputs["q"], inputs["k"], count, k_pe=inputs.get("k_pe"), causal=True, **block)
             & causal,
             heads,

@@ -67,7 +67,10 @@ def block_map(
 
     Raises:
         TypeError: the mask does not return bool.
+        ValueError: block_keys is no multiple of 32.
     """
+    if block_keys % WORD:
+        raise ValueError(f"blocks of {block_keys} keys: take a multiple of {WORD}, such as a kernel's tile")
     rows, columns = ceil_div(queries, block_queries), ceil_div(keys, block_keys)
     shape = _Shape(queries, keys, block_queries, block_keys)
     judge = as_mask(mask)

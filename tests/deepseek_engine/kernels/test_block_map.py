@@ -156,6 +156,11 @@ def test_a_mask_that_returns_numbers_is_refused() -> None:
         build(lambda b, h, q, k: q - k, 10, 10)
 
 
+def test_blocks_that_fill_no_words_are_refused() -> None:
+    with pytest.raises(ValueError, match="blocks of 40 keys"):
+        block_map(Causal(), queries=9, keys=9, block_queries=16, block_keys=40, device=CPU)
+
+
 @given(rows=st.integers(0, 5), columns=st.integers(0, 9), seed=st.integers(0, 99))
 def test_lists_hold_what_is_present(rows: int, columns: int, seed: int) -> None:
     present = torch.rand(rows, columns, generator=torch.Generator().manual_seed(seed)) < 0.4

@@ -145,6 +145,10 @@ def test_random_masks(queries: int, keys: int, block: tuple[int, int], density: 
 def test_queries_without_keys_are_empty() -> None:
     check(lambda b, h, q, k: (q % 3 > 0) & (q > 140) & (k <= q), queries=280, keys=280)
     check(lambda b, h, q, k: (q < 0) & (k < 0), queries=130, keys=65)
+    q, k, v, _ = make(1, 130, 0, (2, 1), (64, 64, 0), DTYPES[1])
+    out, lse = kernels.block_sparse_attention(q, k, v, mapped(masks.Causal(), 130, 0), SCALE)
+    assert (out == 0).all()
+    assert (lse == float("-inf")).all()
 
 
 def test_a_key_of_192_in_one_piece_is_taken_in_two() -> None:
