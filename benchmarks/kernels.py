@@ -25,6 +25,9 @@ from typing import Any
 
 import torch
 from deepseek_engine.kernels import (
+    block_masks,
+    block_sparse_attention_triton,
+    block_sparse_gemm_triton,
     launcher,
     mla_decode_triton,
     mla_prefill_triton,
@@ -35,7 +38,11 @@ from deepseek_engine.kernels import (
     sampling_triton,
     small_gemm_triton,
 )
+from deepseek_engine.kernels.block_map import BlockMap, block_map
+from deepseek_engine.kernels.block_sparse_attention import block_sparse_attention
+from deepseek_engine.kernels.block_sparse_gemm import block_sparse_gemm
 from deepseek_engine.kernels.catalogue import TABLES
+from deepseek_engine.kernels.tiled_mask import TiledMask, tiled_mask
 from deepseek_engine.kernels.variants import AMPERE, HOPPER, Kernel, Variant
 
 DTYPE = torch.bfloat16
@@ -148,6 +155,31 @@ PREFILLS = tuple(
 )
 
 
+SPARSE_WIDTHS = ((128, 128, 64), (128, 128, 0), (64, 64, 0))
+SPARSE_ATTENTIONS = tuple(
+    block_sparse_attention_triton.variant(
+        f"q{queries}k{keys}w{warps}s{stages}", widths, queries, keys, warps, stages, (HOPPER,)
+    )
+    for widths in SPARSE_WIDTHS
+    for queries, keys, warps, stages in ((128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 3), (64, 64, 4, 2))
+)
+SPARSE_GEMMS = tuple(
+    block_sparse_gemm_triton.variant(
+        f"m{rows}n{columns}k{depth}w{warps}s{stages}g{group}", (rows, depth), columns, warps, stages, (HOPPER,), group
+    )
+    for rows, columns, depth, warps, stages, group in (
+        (128, 256, 64, 8, 4, 8),
+        (128, 256, 64, 8, 3, 8),
+        (128, 256, 64, 8, 4, 16),
+        (128, 128, 64, 8, 3, 8),
+        (128, 128, 64, 4, 3, 8),
+        (64, 256, 64, 8, 3, 8),
+        (64, 256, 64, 4, 3, 8),
+        (64, 128, 64, 4, 3, 8),
+    )
+)
+
+
 def gemv_rows(kernel: str, norm: int, epilogue: str) -> Iterator[Variant]:
     for columns, depth, warps in ((8, 2048, 4), (4, 2048, 4), (16, 1024, 4), (16, 2048, 8), (8, 1024, 4), (2, 2048, 2)):
         yield small_gemm_triton.gemv_variant(
@@ -210,6 +242,10 @@ def candidates() -> Iterator[tuple[Kernel, Variant]]:
         yield moe_triton.FEW_DOWN.kernel, second
     for row in PREFILLS:
         yield mla_prefill_triton.MLA_PREFILL.kernel, row
+    for row in SPARSE_ATTENTIONS:
+        yield block_sparse_attention_triton.BLOCK_SPARSE_ATTENTION.kernel, row
+    for row in SPARSE_GEMMS:
+        yield block_sparse_gemm_triton.BLOCK_SPARSE_GEMM.kernel, row
     for _, _, norm, epilogue, wide in PRODUCTS.values():
         gemv = small_gemm_triton.ROW_GEMV_FP32 if wide else small_gemm_triton.ROW_GEMV
         gemm = small_gemm_triton.ROWS_GEMM_FP32 if wide else small_gemm_triton.ROWS_GEMM
@@ -562,6 +598,202 @@ def section_prefill(report: Report) -> None:
             report.attempt("prefill", f"{length}", row.name, measure)
 
 
+SPARSE_SCALE = 0.1
+
+
+def walk(length: int, heads: int, width: int) -> torch.Tensor:
+    """float32 [1, length, heads, width]: unit directions that turn slowly, as neighbouring tokens' do."""
+    steps = torch.randn(1, length, heads, width, device=DEVICE)
+    # A walk that forgets: the mean of some 1,500 steps before, which comes back near to where it has been.
+    span = 1536
+    sums = torch.nn.functional.pad(steps, (0, 0, 0, 0, span, 0)).cumsum(1, dtype=torch.float64)
+    return torch.nn.functional.normalize((sums[:, span:] - sums[:, :-span]).float(), dim=-1)
+
+
+def sparse_inputs(length: int, heads: int, widths: tuple[int, int, int]) -> dict[str, torch.Tensor]:
+    """Queries and keys along one walk, with noise, so that the blocks of high scores lie together."""
+    width, value, rotary = widths
+    path = walk(length, heads, width)
+    q = torch.cat((path * 2 * width**0.5, torch.randn(1, length, heads, rotary, device=DEVICE)), dim=-1)
+    inputs = {
+        "q": (q + torch.randn_like(q)).to(DTYPE),
+        "k": (path * 2 * width**0.5 + torch.randn_like(path)).to(DTYPE),
+        "v": random(1, length, heads, value),
+    }
+    return inputs | ({"k_pe": random(1, length, rotary)} if rotary else {})
+
+
+def long_map(mask: block_masks.Mask, length: int, row: Variant, heads: int = 1) -> BlockMap:
+    return block_map(
+        mask,
+        queries=length,
+        keys=length,
+        block_queries=row.constants["BLOCK_QUERIES"],
+        block_keys=row.constants["BLOCK_KEYS"],
+        heads=heads,
+        device=DEVICE,
+    )
+
+
+def causal_tiles(length: int, row: Variant) -> torch.Tensor:
+    """bool [1, 1, query blocks, key blocks]: those with a pair of the causal triangle."""
+    queries, keys = row.constants["BLOCK_QUERIES"], row.constants["BLOCK_KEYS"]
+    first_key = torch.arange(0, length, keys, device=DEVICE)
+    last_query = torch.arange(0, length, queries, device=DEVICE) + queries - 1
+    return (first_key <= last_query.unsqueeze(-1))[None, None]
+
+
+def sparse_masks(
+    inputs: dict[str, torch.Tensor], length: int, row: Variant
+) -> Iterator[tuple[str, block_masks.Mask, int]]:
+    """Cases of a share of the causal triangle, and for how many heads their maps differ."""
+    block = {"block_queries": row.constants["BLOCK_QUERIES"], "block_keys": row.constants["BLOCK_KEYS"]}
+    causal, tiles, heads = block_masks.Causal(), causal_tiles(length, row), inputs["q"].shape[2]
+    yield "first 10 %, window 512", block_masks.first_queries_and_window(length) & causal, 1
+    for share in (0.1, 0.25, 0.5):
+        yield f"band {share}", block_masks.Window(round(length * (1 - (1 - share) ** 0.5))) & causal, 1
+        # share = first^2 + 2 (1 - first) 512 / length
+        part = 512 / length
+        first = part + (part**2 + share - 2 * part) ** 0.5
+        name = f"first {first:.0%}, window 512"
+        yield name, block_masks.first_queries_and_window(length, share=first) & causal, 1
+        visible = tiles[0, 0].sum(-1)
+        counts = torch.arange(1, tiles.shape[-1] + 1, device=DEVICE)
+        found = torch.minimum(visible.unsqueeze(-1), counts).sum(0)
+        count = max(1, int((found <= share * visible.sum()).sum()))
+        yield (
+            f"top-k {share}",
+            block_masks.top_blocks(inputs["q"], inputs["k"], count, k_pe=inputs.get("k_pe"), causal=True, **block)
+            & causal,
+            heads,
+        )
+        drawn = torch.rand(tiles.shape, device=DEVICE) < share
+        yield f"random {share}, no target", block_masks.ChosenBlocks(drawn & tiles, **block) & causal, 1
+
+
+def sparse_errors(
+    inputs: dict[str, torch.Tensor], out: torch.Tensor, mask: block_masks.Mask, length: int
+) -> tuple[float, float]:
+    """The kernel's and torch's bf16 error for some queries of two heads, against float64."""
+    start = length - length // 3
+    rows, heads = slice(start, start + 64), slice(0, 2)
+    q, k, v = inputs["q"][:, rows, heads], inputs["k"][:, :, heads], inputs["v"][:, :, heads]
+    k_pe = inputs.get("k_pe")
+
+    def shifted(*place: torch.Tensor) -> torch.Tensor:
+        batch, head, query, key = place
+        return mask(batch, head, query + start, key)
+
+    wide = None if k_pe is None else k_pe.double()
+    exact, _ = block_sparse_attention(q.double(), k.double(), v.double(), shifted, SPARSE_SCALE, k_pe=wide)
+    if k_pe is not None:
+        k = torch.cat((k, k_pe.unsqueeze(2).expand(-1, -1, 2, -1)), dim=-1)
+    numbers = [torch.arange(n, device=DEVICE).view(-1, *(1,) * axes) for n, axes in ((2, 2), (64, 1), (length, 0))]
+    seen = shifted(numbers[0] * 0, *numbers)
+    scores = (q[0].transpose(0, 1) @ k[0].permute(1, 2, 0)).float() * SPARSE_SCALE
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1).nan_to_num(0.0).to(DTYPE)
+    plain = (weights @ v[0].transpose(0, 1)).transpose(0, 1)
+    return relative_error(out[:, rows, heads], exact), relative_error(plain[None], exact)
+
+
+def sparse_attention_case(report: Report, length: int, heads: int, widths: tuple[int, int, int]) -> None:
+    inputs = sparse_inputs(length, heads, widths)
+    width, value, rotary = widths
+    moved = length * 2 * (heads * (2 * width + rotary + 2 * value) + rotary)
+    name = f"{length // 1024}k {width + rotary}/{value}"
+    for row in SPARSE_ATTENTIONS:
+        if row.when["width"][0] != width or row.when["value"][0] != value or row.when["rotary"][0] != rotary:
+            continue
+        tile = 2 * row.constants["BLOCK_QUERIES"] * row.constants["BLOCK_KEYS"] * (width + rotary + value)
+
+        def run(blocks: BlockMap, row: Variant = row) -> torch.Tensor:
+            return block_sparse_attention_triton.block_sparse_attention(
+                inputs["q"], inputs["k"], inputs["v"], blocks, SPARSE_SCALE, k_pe=inputs.get("k_pe"), row=row
+            )[0]
+
+        def measure(row: Variant = row) -> None:
+            tiles = causal_tiles(length, row)
+            block = (row.constants["BLOCK_QUERIES"], row.constants["BLOCK_KEYS"])
+            whole = long_map(block_masks.ChosenBlocks(tiles, *block), length, row)
+            dense = timed([partial(run, whole)])
+            report.add("sparse", f"{name} dense", row.name, dense, moved, heads * whole.present * tile)
+            for case, mask, maps in sparse_masks(inputs, length, row):
+                begin = time.monotonic()
+                blocks = long_map(mask, length, row, maps)
+                torch.cuda.synchronize()
+                spent = time.monotonic() - begin
+                share = blocks.density(whole)
+                error, plain = sparse_errors(inputs, run(blocks), mask, length)
+                us = timed([partial(run, blocks)])
+                note = f"d {share:.3f}, time {us / (share * dense):.2f} d of dense,"
+                note += f" {blocks.partial.present / blocks.present:.2f} partial, map {spent * 1e3:.0f} ms"
+                done = heads * share * whole.present * tile
+                errors = {"error": error, "torch_error": plain}
+                report.add("sparse", f"{name} {case}", row.name, us, moved, done, **errors, note=note)
+
+        report.attempt("sparse", name, row.name, measure)
+
+
+def sparse_patterns(rows: int, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Masks of 8 x 8 blocks. Clustered: 64 patterns of tiles 64 deep, each of 128 rows of the matrix in any order."""
+    groups, tiles = rows // 8, depth // 64
+    for share in (0.1, 0.25, 0.5):
+        for inside in (1.0, 0.7):
+            patterns = (torch.rand(groups // 16, tiles) < share).repeat_interleave(16, 0)[torch.randperm(groups)]
+            blocks = patterns.repeat_interleave(8, 1) & (torch.rand(groups, depth // 8) < inside)
+            yield f"clustered {share}, {inside} of a tile", blocks.to(DEVICE)
+    columns = torch.arange(depth // 8)
+    middle = torch.arange(groups).unsqueeze(-1) * (depth / rows)
+    yield "band 0.25", ((columns - middle).abs() < depth // 8 * 0.134).to(DEVICE)
+    yield "random 0.01, no target", (torch.rand(groups, depth // 8) < 0.01).to(DEVICE)
+
+
+def sparse_gemm_case(report: Report) -> None:
+    rows, depth, columns = 8192, 8192, 4096
+    a, b = random(rows, depth, scale=depth**-0.5), random(depth, columns)
+    moved = 2 * (rows * depth + depth * columns + rows * columns)
+    done = 2.0 * rows * depth * columns
+    report.add("sparse", "gemm dense", "torch", timed([lambda: torch.mm(a, b)]), moved, done)
+    cases = [("dense", torch.ones(rows // 8, depth // 8, dtype=torch.bool, device=DEVICE))]
+    cases += list(sparse_patterns(rows, depth))
+    dense: dict[str, float] = {}
+    for case, mask in cases:
+        grouped: dict[tuple[int, int], TiledMask] = {}
+        exact = block_sparse_gemm(a[-64:].double(), b.double(), mask[-8:])
+        plain = relative_error(block_sparse_gemm(a[-64:], b, mask[-8:]), exact)
+        for row in SPARSE_GEMMS:
+            tile = (row.constants["BLOCK_M"], row.constants["BLOCK_K"])
+
+            def measure(row: Variant = row) -> None:
+                if tile not in grouped:
+                    grouped[tile] = tiled_mask(mask, rows=rows, depth=depth, tile_rows=tile[0], tile_depth=tile[1])
+                tiled = grouped[tile]
+
+                def run() -> torch.Tensor:
+                    return block_sparse_gemm_triton.block_sparse_gemm(a, b, tiled, row=row)
+
+                error, us = relative_error(run()[-64:], exact), timed([run])
+                dense.setdefault(row.name, us)
+                share = tiled.tile_density
+                note = f"d {share:.3f}, of 8 x 8 {tiled.block_density:.3f}, time {us / (share * dense[row.name]):.2f} d"
+                errors = {"error": error, "torch_error": plain}
+                report.add("sparse", f"gemm {case}", row.name, us, moved * share, done * share, **errors, note=note)
+
+            report.attempt("sparse", f"gemm {case}", row.name, measure)
+
+
+def section_sparse(report: Report) -> None:
+    """`d` is the share of the dense kernel's tiles that are present; dense is the same row with every one full."""
+    for length, heads, widths in (
+        (32768, 8, SPARSE_WIDTHS[0]),
+        (65536, 4, SPARSE_WIDTHS[0]),
+        (32768, 8, SPARSE_WIDTHS[1]),
+        (32768, 8, SPARSE_WIDTHS[2]),
+    ):
+        sparse_attention_case(report, length, heads, widths)
+    sparse_gemm_case(report)
+
+
 def section_products(report: Report) -> None:
     for name, (columns, depth, norm, epilogue, wide) in PRODUCTS.items():
         wide_columns = columns * (2 if epilogue == "silu" else 1)
@@ -660,6 +892,7 @@ SECTIONS: dict[str, Callable[[Report], None]] = {
     "decode": section_decode,
     "moe": section_moe,
     "prefill": section_prefill,
+    "sparse": section_sparse,
     "products": section_products,
     "norm": section_norm,
     "rope": section_rope,

@@ -4,6 +4,8 @@ Importing it imports triton.
 """
 
 from deepseek_engine.kernels import (
+    block_sparse_attention_triton,
+    block_sparse_gemm_triton,
     head_gemm_triton,
     mla_decode_triton,
     mla_prefill_triton,
@@ -30,6 +32,8 @@ _MODULES = (
     step_inputs_triton,
     swiglu_triton,
     sampling_triton,
+    block_sparse_attention_triton,
+    block_sparse_gemm_triton,
 )
 TABLES: tuple[Table, ...] = tuple(table for module in _MODULES for table in module.TABLES)
 PLANS: tuple[LaunchPlan, ...] = tuple(plan for module in _MODULES for plan in module.PLANS)
