@@ -1,5 +1,6 @@
 """policy.yaml: how a service's traffic is split, and what happens when a version fails."""
 
+import json
 import re
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +17,9 @@ from piccard_contract.validation import explain
 HEADER_NAME = r"^[A-Za-z0-9][A-Za-z0-9-]{0,63}$"
 
 TenantName = Annotated[str, Field(max_length=128)]
+
+# Bytes of the names of tenants with a limit of their own: admission publishes the policy in its section.
+MAX_TENANT_BYTES = 16 * 1024
 
 
 # Names that mean something else in a request.
@@ -99,7 +103,7 @@ class AdmissionLimits(TokenLimit):
         burst: that it holds at full load, half as many again without load; null for what ten seconds bring.
         each: the bucket of every tenant that is not named in tenants; requests that no gateway vouched for are one
             tenant's, whose name is empty.
-        tenants: tenant -> its own bucket.
+        tenants: tenant -> its own bucket; 256 at most.
     """
 
     each: TokenLimit = Field(default_factory=TokenLimit)
@@ -107,9 +111,12 @@ class AdmissionLimits(TokenLimit):
 
     @field_validator("tenants")
     @classmethod
-    def _not_our_own(cls, value: dict[str, TokenLimit]) -> dict[str, TokenLimit]:
+    def _can_be_told(cls, value: dict[str, TokenLimit]) -> dict[str, TokenLimit]:
         if OWN_TENANT in value:
             raise ValueError(f"{OWN_TENANT!r} is the service itself, which is never limited; leave it out")
+        size = len(json.dumps(list(value)))
+        if size > MAX_TENANT_BYTES:
+            raise ValueError(f"the names take {size} bytes of JSON, of {MAX_TENANT_BYTES}; name fewer, or shorter ones")
         return value
 
     @property

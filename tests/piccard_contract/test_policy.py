@@ -1,10 +1,12 @@
 """policy.yaml is read strictly and written back the same."""
 
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from piccard_contract.live_state import MAX_PAYLOAD
 from piccard_contract.policy import (
     AdmissionLimits,
     Deadlines,
@@ -16,6 +18,8 @@ from piccard_contract.policy import (
     parse_policy,
     read_policy,
 )
+from piccard_contract.reports import AdmissionReport
+from pydantic import ValidationError
 
 seconds = st.floats(0.001, 3600)
 rates, bursts = st.floats(1, 1e9), st.none() | st.floats(1, 1e9)
@@ -122,3 +126,15 @@ def test_each_tenant_has_its_own_limit_or_that_of_each() -> None:
 )
 def test_limits_are_off_where_nobody_has_one(text: str, off: bool) -> None:
     assert parse_policy(f"admission: {text}").admission.off is off
+
+
+def test_the_largest_limits_fit_the_section_that_tells_them() -> None:
+    limit = TokenLimit(tokens_per_second=123456789.12345679, burst=987654321.1234568)
+    names = ["界" * 9 + f"{number:03}" for number in range(256)]
+    policy = Policy(admission=AdmissionLimits(tenants=dict.fromkeys(names, limit)))
+    report = AdmissionReport(policy=policy.model_dump(mode="json", by_alias=True))
+    assert len(json.dumps(report.model_dump(), separators=(",", ":"))) < MAX_PAYLOAD * 0.75
+    with pytest.raises(ValidationError, match="name fewer, or shorter ones"):
+        AdmissionLimits(tenants=dict.fromkeys((name + "界" for name in names), limit))
+    with pytest.raises(ValidationError, match="at most 256"):
+        AdmissionLimits(tenants=dict.fromkeys(map(str, range(257)), limit))
