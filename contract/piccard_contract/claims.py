@@ -9,6 +9,9 @@ from pathlib import Path
 from piccard_contract.file_watch import FileWatch
 from piccard_contract.request import GatewayClaims
 
+# The service's own requests, such as those behind /readyz and of a probe, come in this name. No key has it.
+OWN_TENANT = "@piccard"
+
 
 class ClaimsCheck:
     """Knows the gateway's secret, a file that each start of the gateway writes anew.

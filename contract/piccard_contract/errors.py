@@ -83,7 +83,9 @@ ERROR_KINDS: dict[ErrorCode, ErrorKind] = {
     ErrorCode.INVALID_VALUE: _bad(400, "A parameter has the wrong type or is out of its range."),
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: _bad(400, "Prompt plus max_tokens is more than the version's context."),
     ErrorCode.INVALID_TOKEN: _bad(400, "A token id is not in the version's vocabulary."),
-    ErrorCode.REQUEST_TOO_LARGE: _bad(413, "The request is larger than the service reads."),
+    ErrorCode.REQUEST_TOO_LARGE: _bad(
+        413, "The request is larger than the service reads, or than its tenant may ever ask for at once."
+    ),
     ErrorCode.VERSION_NOT_FOUND: _client("NOT_FOUND", "NOT_FOUND", 404, 404, "The pinned version is not loaded."),
     ErrorCode.UNSUPPORTED: _client("UNSUPPORTED", "UNIMPLEMENTED", 501, 422, "The version cannot do what is asked."),
     ErrorCode.CANCELLED: _client(

@@ -91,6 +91,34 @@ METRICS: tuple[MetricSpec, ...] = (
         "piccard_refusals_total", "counter", ("service", "code"), "Requests that admission refused.", "admission"
     ),
     MetricSpec(
+        "piccard_token_refusals_total",
+        "counter",
+        ("service", "bucket"),
+        "Requests that were refused for want of tokens, by the bucket that had too few: all, or tenant.",
+        "admission",
+    ),
+    MetricSpec(
+        "piccard_token_bucket_level",
+        "gauge",
+        ("service",),
+        "Tokens in the bucket of all tenants together; below 0 where more came of requests than was expected.",
+        "admission",
+    ),
+    MetricSpec(
+        "piccard_token_bucket_capacity",
+        "gauge",
+        ("service",),
+        "Tokens that this bucket holds at the present load; 0 where there is none.",
+        "admission",
+    ),
+    MetricSpec(
+        "piccard_token_bucket_load",
+        "gauge",
+        ("service",),
+        "Load of the versions that buckets follow, 0 to 1; 0 where there are no buckets.",
+        "admission",
+    ),
+    MetricSpec(
         "piccard_unsigned_claims_total",
         "counter",
         ("service",),

@@ -1,18 +1,25 @@
 """policy.yaml: how a service's traffic is split, and what happens when a version fails."""
 
+import json
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from piccard_contract.claims import OWN_TENANT
 from piccard_contract.request import PIN_PARAMETER, USER_PARAMETER
 from piccard_contract.sampling import SamplingParams
 from piccard_contract.validation import explain
 
 HEADER_NAME = r"^[A-Za-z0-9][A-Za-z0-9-]{0,63}$"
+
+TenantName = Annotated[str, Field(max_length=128)]
+
+# Bytes of the names of tenants with a limit of their own: admission publishes the policy in its section.
+MAX_TENANT_BYTES = 16 * 1024
 
 
 # Names that mean something else in a request.
@@ -61,6 +68,67 @@ class Pin(BaseModel):
     allowed: bool = True
 
 
+class TokenLimit(BaseModel):
+    """A bucket of tokens, of prompts and of what is generated.
+
+    Attributes:
+        tokens_per_second: that it gains: 1.2 times as many while the versions' load is at most 0.7, 0.8 times as many
+            above; null for no limit.
+        burst: that it holds at full load, half as many again without load; null for what ten seconds bring.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tokens_per_second: float | None = Field(default=None, strict=True, ge=1, le=10**9)
+    burst: float | None = Field(default=None, strict=True, ge=1, le=10**9)
+
+    @model_validator(mode="after")
+    def _has_rate(self) -> "TokenLimit":
+        if self.burst is not None and self.tokens_per_second is None:
+            raise ValueError("burst needs tokens_per_second beside it")
+        return self
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a bucket at all."""
+        return self.tokens_per_second is not None
+
+
+class AdmissionLimits(TokenLimit):
+    """How many tokens may be asked for: by all tenants together, and by each.
+
+    Attributes:
+        tokens_per_second: that the bucket of all together gains: 1.2 times as many while the versions' load is at most
+            0.7, 0.8 times as many above; null for no limit.
+        burst: that it holds at full load, half as many again without load; null for what ten seconds bring.
+        each: the bucket of every tenant that is not named in tenants; requests that no gateway vouched for are one
+            tenant's, whose name is empty.
+        tenants: tenant -> its own bucket; 256 at most.
+    """
+
+    each: TokenLimit = Field(default_factory=TokenLimit)
+    tenants: dict[TenantName, TokenLimit] = Field(default_factory=dict, max_length=256)
+
+    @field_validator("tenants")
+    @classmethod
+    def _can_be_told(cls, value: dict[str, TokenLimit]) -> dict[str, TokenLimit]:
+        if OWN_TENANT in value:
+            raise ValueError(f"{OWN_TENANT!r} is the service itself, which is never limited; leave it out")
+        size = len(json.dumps(list(value)))
+        if size > MAX_TENANT_BYTES:
+            raise ValueError(f"the names take {size} bytes of JSON, of {MAX_TENANT_BYTES}; name fewer, or shorter ones")
+        return value
+
+    @property
+    def off(self) -> bool:
+        """Whether nobody is limited."""
+        return not (self.limited or self.each.limited or any(limit.limited for limit in self.tenants.values()))
+
+    def of(self, tenant: str) -> TokenLimit:
+        """The limit of one tenant."""
+        return self.tenants.get(tenant, self.each)
+
+
 class Policy(BaseModel):
     """One service's policy. Numbers are strict, for YAML reads yes and on as true, which would pass as 1.
 
@@ -74,6 +142,7 @@ class Policy(BaseModel):
         pin: whether clients may name a version.
         fallback_policy: which version may take over a failed request of which.
         deadlines: seconds that a version is waited for.
+        admission: how many tokens may be asked for; nobody is limited by default.
         abandoned_limit: seconds after which a stream ends whatever happens: through an ensemble nobody
             can see that a client went away, so this bounds what an abandoned stream costs.
     """
@@ -89,6 +158,7 @@ class Policy(BaseModel):
     pin: Pin = Field(default_factory=Pin)
     fallback_policy: FallbackPolicy = FallbackPolicy.CANARY_TO_STABLE
     deadlines: Deadlines = Field(default_factory=Deadlines)
+    admission: AdmissionLimits = Field(default_factory=AdmissionLimits)
     abandoned_limit: float = Field(default=1800.0, strict=True, gt=0, allow_inf_nan=False)
 
     @field_validator("header")

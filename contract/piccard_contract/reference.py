@@ -18,7 +18,7 @@ from piccard_contract.errors import ERROR_KINDS
 from piccard_contract.gateway_file import AdaptiveDeadlines, GatewayFile, GatewayLimits
 from piccard_contract.lifecycle import LOADED_STATES, MOVE_CAUSES, SERVING_STATES, STATE_MEANINGS
 from piccard_contract.metrics import METRICS
-from piccard_contract.policy import Deadlines, Pin, Policy
+from piccard_contract.policy import AdmissionLimits, Deadlines, Pin, Policy, TokenLimit
 from piccard_contract.request import RequestExtensions
 from piccard_contract.routing import ROUTE_REASON_MEANINGS
 from piccard_contract.sampling import SamplingParams
@@ -154,6 +154,8 @@ def settings_page() -> str:
         ("policy.yaml", _model_table(Policy)),
         ("policy.yaml, `deadlines`", _model_table(Deadlines)),
         ("policy.yaml, `pin`", _model_table(Pin)),
+        ("policy.yaml, `admission`", _model_table(AdmissionLimits) + _ADMISSION),
+        ("policy.yaml, `admission.each` and every value of `admission.tenants`", _model_table(TokenLimit)),
         ("version.yaml", _model_table(VersionFile)),
         ("version.yaml, `cache`", _model_table(CacheSettings)),
         ("gateway.yaml", _model_table(GatewayFile)),
@@ -202,6 +204,17 @@ _DIFFERENCES = """- `image`, `embedding_request` and `lora_name` are refused wit
   ([why](decisions/0012-responses-have-a-budget.md)), so count `token_ids` and not responses.
 - A failure is an error of Triton with a head that programs can read, see [errors](errors.md). Only a version
   that is called itself (`deepseek_llm`) tells it as data, in the output `status` of a response under OK."""
+
+_ADMISSION = """
+
+    admission:
+      tokens_per_second: 20000
+      burst: 60000
+      each: {tokens_per_second: 2000, burst: 8000}
+      tenants:
+        research: {tokens_per_second: 8000, burst: 30000}
+
+What a request costs and how it is refused: [operations](operations.md#limits-of-tokens)."""
 
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,

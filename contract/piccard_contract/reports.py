@@ -1,11 +1,20 @@
 """What each process of a service publishes in its section of the state file."""
 
+import hashlib
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 # (metric, labels, value), as prometheus_client's samples.
 Samples = list[tuple[str, dict[str, str], float]]
+
+# Bytes of text that count as a token until a version has read its first prompt.
+BYTES_PER_TOKEN = 4.0
+
+
+def tenant_key(tenant: str) -> str:
+    """A tenant as sections name it: as long for a long name as for a short one."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:16]
 
 
 class _Report(BaseModel):
@@ -23,6 +32,7 @@ class VersionReport(_Report):
         code_hash: of the engine's code that it runs, whatever version.yaml says.
         tokenizer_hash, template_hash: SHA-256; a stream is resumed only between versions where both agree.
         running, waiting: sequences.
+        load: 0 to 1, how full it is of sequences, cache and queue, whichever is fullest; None where it does not tell.
         bytes_per_token: of text, measured; an estimate of tokens from bytes.
         busy: whether the engine is at work, in a step or with a request that comes or goes.
         beats: grows whenever the engine gets on: with every step and, where the runner can tell, every layer of one.
@@ -45,11 +55,12 @@ class VersionReport(_Report):
     vocab_size: int = 0
     running: int = 0
     waiting: int = 0
+    load: float | None = None
     free_blocks: int = 0
     total_blocks: int = 0
     preemptions: int = 0
     tokens_generated: int = 0
-    bytes_per_token: float = 4.0
+    bytes_per_token: float = BYTES_PER_TOKEN
     busy: bool = False
     beats: int = 0
     samples: Samples = Field(default_factory=list)
@@ -60,9 +71,12 @@ class RouterReport(_Report):
 
     Attributes:
         code_hash: of the ensemble's code that it runs.
+        completions: by tenant (`tenant_key`), the tokens that admission took for requests that are over, and those that
+            they came to. Of the tenants that were heard of last.
     """
 
     code_hash: str = ""
+    completions: dict[str, tuple[int, int]] = Field(default_factory=dict)
     in_flight: dict[int, int] = Field(default_factory=dict)
     samples: Samples = Field(default_factory=list)
 

@@ -122,6 +122,18 @@ class Attempt(_Part):
         return GatewayClaims.model_construct(tenant=self.tenant, priority=self.priority, signature=self.signature)
 
 
+class Charge(_Part):
+    """What admission took from the buckets for a request; the router says at its end what it came to.
+
+    Attributes:
+        tokens: of prompt and output, as they were estimated.
+        prompt: those of the prompt.
+    """
+
+    tokens: int = Field(ge=0)
+    prompt: int = Field(default=0, ge=0)
+
+
 class RequestExtensions(_Part):
     """Keys of the input `extensions`.
 
@@ -165,6 +177,7 @@ class GenerateRequest(_Part):
         output_ids: tokens already generated elsewhere.
         repeat_prompt: whether a response without stream starts with the prompt's text.
         returns: names of the optional outputs that were asked for.
+        charge: set by admission where tokens are limited; no version is told.
     """
 
     id: str
@@ -178,6 +191,7 @@ class GenerateRequest(_Part):
     sampling: SamplingParams = Field(default_factory=SamplingParams)
     extensions: RequestExtensions = Field(default_factory=RequestExtensions)
     route: RouteKeys = Field(default_factory=RouteKeys)
+    charge: Charge | None = None
 
 
 def parse_request(

@@ -9,6 +9,7 @@ from piccard_contract.policy import Policy
 from piccard_contract.request import GenerateRequest, check_tensor_bytes, parse_request
 
 from piccard_canary.counters import Counters
+from piccard_canary.token_limits import TokenLimits
 
 
 class Admission:
@@ -16,12 +17,16 @@ class Admission:
 
     Args:
         policy: the policy of a request that comes now; it names the headers.
+        limits: how many tokens may be asked for.
     """
 
-    def __init__(self, policy: Callable[[], Policy], claims: ClaimsCheck, counters: Counters) -> None:
+    def __init__(
+        self, policy: Callable[[], Policy], claims: ClaimsCheck, counters: Counters, limits: TokenLimits
+    ) -> None:
         self._policy = policy
         self._claims = claims
         self._counters = counters
+        self._limits = limits
 
     def measure(self, sizes: Mapping[str, int]) -> None:
         """Refuse tensors that are too large to be looked into: tensor name -> bytes. Raises RequestError, counted."""
@@ -40,10 +45,11 @@ class Admission:
             request_id: where the client sent none of its own.
 
         Raises:
-            RequestError: what the client has to change. It has been counted.
+            RequestError: what the client has to change, or when there are tokens for it again. It has been counted.
         """
         try:
-            return self._read(inputs, parameters, request_id).model_dump_json(exclude_defaults=True)
+            request = self._charged(self._read(inputs, parameters, request_id))
+            return request.model_dump_json(exclude_defaults=True)
         except RequestError as error:
             self._counters.count("piccard_refusals_total", code=error.code.value)
             raise
@@ -69,3 +75,11 @@ class Admission:
             return request
         self._counters.count("piccard_unsigned_claims_total")
         return request.model_copy(update={"extensions": request.extensions.model_copy(update={"gateway": None})})
+
+    def _charged(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with what was taken from the buckets for it; claims that it still has are believed."""
+        if request.extensions.cancel is not None:
+            return request
+        claims = request.extensions.gateway
+        charge = self._limits.charge("" if claims is None else claims.tenant, request)
+        return request if charge is None else request.model_copy(update={"charge": charge})

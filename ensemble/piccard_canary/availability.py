@@ -4,10 +4,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from piccard_contract.home import Service, version_owner
 from piccard_contract.live_state import LiveState, Section
 from piccard_contract.process_lock import holder_pid
+from piccard_contract.reports import BYTES_PER_TOKEN
 
 from piccard_canary.state_file import StateFile
 
@@ -22,6 +24,9 @@ class LoadedVersion:
         pid: its process; attempts end when another stands in its place.
         tokenizer_hash, template_hash: streams move only between versions where both agree.
         requests: that it runs and lets wait, whoever sent them.
+        load: 0 to 1.
+        bytes_per_token: of text.
+        max_model_len: tokens of its context, 0 where it does not tell.
     """
 
     version: int
@@ -29,6 +34,9 @@ class LoadedVersion:
     tokenizer_hash: str = ""
     template_hash: str = ""
     requests: int = 0
+    load: float = 0.0
+    bytes_per_token: float = BYTES_PER_TOKEN
+    max_model_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,4 +111,16 @@ def _loaded(section: Section) -> LoadedVersion | None:
         data.get("tokenizer_hash", ""),
         data.get("template_hash", ""),
         int(data.get("running", 0)) + int(data.get("waiting", 0)),
+        _load(data),
+        float(data.get("bytes_per_token", 0)) or BYTES_PER_TOKEN,
+        int(data.get("max_model_len", 0)),
     )
+
+
+def _load(data: dict[str, Any]) -> float:
+    """The load that a version tells; of an older one, the share of its cache in use."""
+    told = data.get("load")
+    if told is not None:
+        return float(told)
+    total = int(data.get("total_blocks", 0))
+    return 1.0 - int(data.get("free_blocks", 0)) / total if total else 0.0

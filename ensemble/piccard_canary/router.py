@@ -170,6 +170,8 @@ class Router:
     def _refused(self, request: GenerateRequest, error: RequestError, received: float) -> None:
         # A pin that was refused is a number of the client's choice and no label.
         self._around.counters.count("piccard_errors_total", version=NO_VERSION, code=error.code.value)
+        claims = self._claims.believed(request.extensions.gateway)
+        self._around.completions.add(claims.tenant if claims else "", request.charge, 0)
         self._around.write(
             RequestLine(
                 at=time_of_day(),

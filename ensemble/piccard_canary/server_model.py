@@ -30,11 +30,13 @@ from piccard_canary.admission import Admission
 from piccard_canary.availability import Availability
 from piccard_canary.call_errors import call_error
 from piccard_canary.cancel import CancelDesk
+from piccard_canary.completions import Completions, Settlements
 from piccard_canary.counters import Counters
 from piccard_canary.decision import Fleet
 from piccard_canary.metrics_export import Kind, MetricsExport
 from piccard_canary.policy_file import PolicyFile
 from piccard_canary.protocols import Frame, Stamp
+from piccard_canary.publisher import INTERVAL as PUBLISH_INTERVAL
 from piccard_canary.publisher import Publisher
 from piccard_canary.request_log import RequestLog
 from piccard_canary.router import Router, RouterSettings
@@ -42,10 +44,15 @@ from piccard_canary.stable_link import read_stable
 from piccard_canary.state_file import StateFile
 from piccard_canary.stream import Surroundings
 from piccard_canary.thread_reserve import ThreadReserve
+from piccard_canary.token_cost import outlook
+from piccard_canary.token_limits import TokenLimits
 from piccard_canary.triton_tensors import to_array, to_values
 from piccard_canary.watchdog import Watchdog
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+# What the owners of routers' sections begin with.
+_ROUTERS = "router"
 
 
 def _tensor(spec: TensorSpec, values: list[Any]) -> Any:
@@ -89,9 +96,18 @@ class AdmissionModel:
     def initialize(self, args: dict[str, str]) -> None:
         self._process = _Process(args, "admission")
         self._counters = Counters(self._process.service.name, "admission")
-        self._admission = Admission(self._process.policy.current, self._process.claims, self._counters)
+        policy, live_state = self._process.policy.current, self._process.live_state
+        availability = Availability(self._process.service, live_state, lifetime=PUBLISH_INTERVAL)
+        link = self._process.service.stable_link
+        self._limits = TokenLimits(
+            lambda: policy().admission,
+            lambda: outlook(availability.snapshot().ready, policy(), read_stable(link)),
+            self._counters,
+        )
+        self._settlements = Settlements(live_state.sections(prefix=_ROUTERS))
+        self._admission = Admission(policy, self._process.claims, self._counters, self._limits)
         self._exporter = _Exporter(self._process)
-        self._publisher = Publisher(self._process.writer, self._report, _log_error, also=self._exporter.round)
+        self._publisher = Publisher(self._process.writer, self._report, _log_error, also=self._round)
         self._publisher.start()
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -116,6 +132,11 @@ class AdmissionModel:
             _log_error(f"admission failed: {error!r}\n{traceback.format_exc()}")
             defect = RequestError(ErrorCode.INTERNAL, "admission failed; the server's log has the details")
             return pb_utils.InferenceResponse(error=_triton_error(defect))
+
+    def _round(self) -> None:
+        self._limits.settle(self._settlements.take(self._process.live_state.sections(prefix=_ROUTERS)))
+        self._limits.follow()
+        self._exporter.round()
 
     def _report(self) -> dict[str, Any]:
         # A broken edit is told even when no request comes.
@@ -144,6 +165,7 @@ class RouterModel:
         self._counters = Counters(service.name, "router")
         self._log = RequestLog(service.request_log, _log_error)
         self._threads = ThreadReserve("stream")
+        self._completions = Completions()
         around = Surroundings(
             name=self._process.owner,
             client=client,
@@ -153,6 +175,7 @@ class RouterModel:
             counters=self._counters,
             write=self._log.put,
             log=_log_error,
+            completions=self._completions,
         )
         self._router = Router(
             around,
@@ -207,6 +230,7 @@ class RouterModel:
 
     def _report(self) -> dict[str, Any]:
         return RouterReport(
+            completions=self._completions.totals(),
             in_flight=self._router.in_flight(),
             code_hash=self._process.code_hash,
             samples=self._counters.samples(),

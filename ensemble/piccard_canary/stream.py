@@ -22,6 +22,7 @@ from prometheus_client import Gauge, Histogram
 from piccard_canary.attempt import ROUTER_OUTPUTS, Attempt, version_request
 from piccard_canary.availability import LoadedVersion
 from piccard_canary.cancel import CancelDesk, mint_token
+from piccard_canary.completions import Completions
 from piccard_canary.counters import Counters, version_label
 from piccard_canary.decision import RETRY_AFTER, Decision, Fleet, successor
 from piccard_canary.delivery import Delivery
@@ -45,6 +46,7 @@ class Surroundings:
         log: takes a sentence for the server's log.
         clock: monotonic seconds.
         load: counts what is in flight.
+        completions: counts what requests came to.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Surroundings:
     log: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     load: LoadMeter = field(default_factory=lambda: LoadMeter(time.monotonic))
+    completions: Completions = field(default_factory=Completions)
 
 
 @dataclass(slots=True)
@@ -439,7 +442,20 @@ class Stream:
             counters.count("piccard_cancels_total", version=label)
         elif code != "OK":
             counters.count("piccard_errors_total", version=label, code=code)
+        self._around.completions.add(
+            self._claims.tenant if self._claims else "", self.request.charge, self._tokens_used(code)
+        )
         self._around.write(self._line(code, seconds))
+
+    def _tokens_used(self, code: str) -> int:
+        """Tokens that the request came to: those that a version counted, or as much as is known without it."""
+        usage, charge, told = self._record.usage, self.request.charge, self._progress.token_ids
+        if charge is None or usage.prompt_tokens:
+            return usage.prompt_tokens + usage.completion_tokens
+        if code == "OK" or (self._progress.any_tokens and self.request.sampling.n > 1):
+            return charge.tokens
+        # A prompt that nobody answered costs its sender nothing, unless it was he who left.
+        return charge.prompt + len(told) if told or code == ErrorCode.CANCELLED else 0
 
     def _line(self, code: str, seconds: float) -> RequestLine:
         record = self._record

@@ -11,7 +11,8 @@ import secrets
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from piccard_contract.claims import OWN_TENANT
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 _FORM = re.compile(r"pk-([0-9a-f]{12})-([A-Za-z0-9_-]{43})\Z")
 
@@ -43,6 +44,13 @@ class KeyRecord(BaseModel):
     hash: str
     created: str
     revoked: str | None = None
+
+    @field_validator("tenant")
+    @classmethod
+    def _not_our_own(cls, value: str) -> str:
+        if value == OWN_TENANT:
+            raise ValueError(f"{OWN_TENANT!r} is the service itself; take another name")
+        return value
 
 
 class KeysFile(BaseModel):

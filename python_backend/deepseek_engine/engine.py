@@ -74,6 +74,7 @@ class Engine:
     ) -> None:
         self.max_model_len = settings.context_for(runner.max_position_embeddings, runner.num_blocks)
         self._runner = runner
+        self._settings = settings
         self._tokenizer = tokenizer
         self._pool = BlockPool(runner.num_blocks, runner.block_size)
         self._prefix_cache = (
@@ -160,6 +161,18 @@ class Engine:
             prompt_tokens=self._prompt_tokens,
             pressure=self._scheduler.pressure.level,
             refused=self._refused,
+            load=self._load(),
+        )
+
+    def _load(self) -> float:
+        settings, waiting = self._settings, len(self._scheduler.waiting)
+        return min(
+            1.0,
+            max(
+                len(self._scheduler.running) / settings.max_num_seqs,
+                self._pool.num_referenced / self._pool.num_blocks,
+                waiting / settings.max_num_waiting,
+            ),
         )
 
     def preempt(self, request_id: str) -> None:

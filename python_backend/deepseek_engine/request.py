@@ -106,6 +106,7 @@ class EngineStats:
         prompt_tokens: tokens of the prompts of requests added since the start.
         pressure: level of the cache, 0 to 3 (`memory_pressure.Pressure`).
         refused: requests that were not taken, or given up in the queue, since the start.
+        load: 0 to 1, how full the engine is of sequences, cache and queue, whichever is fullest.
     """
 
     running: int
@@ -119,3 +120,4 @@ class EngineStats:
     prompt_tokens: int
     pressure: int = 0
     refused: int = 0
+    load: float = 0.0

@@ -172,6 +172,7 @@ class VersionModel:
         return {
             "running": stats.running,
             "waiting": stats.waiting,
+            "load": stats.load,
             "free_blocks": stats.free_blocks,
             "total_blocks": stats.total_blocks,
             "preemptions": stats.preemptions,

@@ -11,6 +11,7 @@ from typing import Any
 
 from piccard_contract.claims import ClaimsCheck
 from piccard_contract.errors import ErrorCode, RequestError
+from piccard_contract.reports import BYTES_PER_TOKEN
 from piccard_contract.request import Attempt, GenerateRequest, parse_request
 from piccard_contract.response import Choice, Response, response_outputs
 
@@ -111,8 +112,8 @@ class VersionServer:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of the prompts so far; 4 before the first."""
-        return self._text_bytes / self._text_tokens if self._text_tokens else 4.0
+        """Of the prompts so far; BYTES_PER_TOKEN before the first."""
+        return self._text_bytes / self._text_tokens if self._text_tokens else BYTES_PER_TOKEN
 
     @property
     def unsigned_claims(self) -> int:

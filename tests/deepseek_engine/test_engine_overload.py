@@ -171,3 +171,21 @@ def test_equals_do_not_take_from_one_another() -> None:
     engine.add(toy_request("b", [2] * 20, max_tokens=20, ignore_eos=True))
     assert first_text(drain(engine)) == ["a", "b"]
     assert engine.stats().preemptions == 0
+
+
+def test_load_is_that_of_whatever_is_fullest() -> None:
+    engine = engine_with(max_num_seqs=4, max_num_waiting=10, enable_prefix_caching=False)
+    assert engine.stats().load == 0.0
+    engine.add(toy_request("short", [1, 2], max_tokens=50, ignore_eos=True))
+    assert engine.stats().load == 0.1
+    engine.step()
+    assert engine.stats().load == 0.25
+    engine.add(toy_request("long", [1] * 15 * BLOCK, max_tokens=8, ignore_eos=True))
+    engine.step()
+    assert engine.stats().load == pytest.approx(1 - engine.stats().free_blocks / 20)
+    assert engine.stats().load > 0.75
+    for name in range(9):
+        engine.add(toy_request(str(name), [1] * BLOCK, max_tokens=8, ignore_eos=True))
+    assert engine.stats().load == 0.9
+    drain(engine)
+    assert engine.stats().load == 0.0

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from piccard_canary.admission import Admission
 from piccard_canary.counters import Counters
-from piccard_contract.claims import ClaimsCheck
+from piccard_canary.token_cost import Outlook
+from piccard_canary.token_limits import TokenLimits
+from piccard_contract.claims import OWN_TENANT, ClaimsCheck
 from piccard_contract.errors import ErrorCode, RequestError
-from piccard_contract.policy import Policy
-from piccard_contract.request import GatewayClaims, GenerateRequest
+from piccard_contract.policy import AdmissionLimits, Policy, TokenLimit
+from piccard_contract.request import Charge, GatewayClaims, GenerateRequest, request_inputs
 
 
 class Desk:
@@ -19,7 +21,9 @@ class Desk:
     def __init__(self, folder: Path, policy: Policy | None = None) -> None:
         (folder / "secret").write_bytes(b"key")
         self.counters = Counters("deepseek", "admission")
-        self.admission = Admission(lambda: policy or Policy(), ClaimsCheck(folder / "secret"), self.counters)
+        policy = policy or Policy()
+        limits = TokenLimits(lambda: policy.admission, lambda: Outlook(load=1.0), self.counters)
+        self.admission = Admission(lambda: policy, ClaimsCheck(folder / "secret"), self.counters, limits)
 
     def admit(self, parameters: dict[str, Any] | None = None, **inputs: Any) -> GenerateRequest:
         tensors = {name: [value] for name, value in inputs.items()}
@@ -89,3 +93,60 @@ def test_what_is_too_large_is_refused_by_its_size_and_counted(tmp_path: Path) ->
         {"service": "deepseek", "code": "REQUEST_TOO_LARGE"},
         1.0,
     ) in desk.counters.samples()
+
+
+LIMITED = Policy(admission=AdmissionLimits(each=TokenLimit(tokens_per_second=1, burst=100)))
+
+
+def asking(tenant: str, secret: bytes = b"key") -> bytes:
+    """Extensions with the tenant's claims."""
+    return json.dumps({"gateway": GatewayClaims(tenant=tenant).sign(secret).model_dump()}).encode()
+
+
+def test_a_charge_goes_along_and_is_told_no_version(tmp_path: Path) -> None:
+    request = Desk(tmp_path, LIMITED).admit({"max_tokens": 30}, text_input=b"a" * 40)
+
+    assert request.charge == Charge(tokens=40, prompt=10)
+    assert "charge" not in json.dumps(request_inputs(request))
+
+
+def test_nothing_is_charged_without_limits(tmp_path: Path) -> None:
+    """So that a router of before, which knows no charge, can read it."""
+    assert "charge" not in Desk(tmp_path).admission.admit({"text_input": [b"a"]}, {}, "made")
+
+
+def test_tenants_are_those_that_the_gateway_vouched_for(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, LIMITED)
+    desk.admit({"max_tokens": 99}, text_input=b"a", extensions=asking("acme"))
+    with pytest.raises(RequestError) as refusal:
+        desk.admit({"max_tokens": 99}, text_input=b"a", extensions=asking("acme"))
+    assert (refusal.value.code, refusal.value.retry_after) == (ErrorCode.OVERLOADED, 125.0)
+    desk.admit({"max_tokens": 99}, text_input=b"a", extensions=asking("other"))
+    # All whom nobody vouched for are one tenant, whatever they say.
+    desk.admit({"max_tokens": 99}, text_input=b"a", extensions=asking("forged", b"another"))
+    for tenant in ("forged", "more"):
+        with pytest.raises(RequestError, match="OVERLOADED"):
+            desk.admit({"max_tokens": 99}, text_input=b"a", extensions=asking(tenant, b"another"))
+
+
+def test_the_service_itself_is_neither_refused_nor_charged(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, LIMITED)
+    for _ in range(5):
+        request = desk.admit({"max_tokens": 99}, text_input=b"a", extensions=asking(OWN_TENANT))
+        assert request.charge is None
+    desk.admit({"max_tokens": 99}, text_input=b"a", extensions=asking(OWN_TENANT, b"another"))
+    with pytest.raises(RequestError, match="OVERLOADED"):
+        desk.admit({"max_tokens": 99}, text_input=b"a", extensions=asking(OWN_TENANT, b"another"))
+
+
+def test_a_cancel_costs_nothing(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, LIMITED)
+    desk.admit({"max_tokens": 99}, text_input=b"a")
+    assert desk.admit(extensions=b'{"cancel": "1.x"}').extensions.cancel == "1.x"
+
+
+def test_what_cannot_be_read_costs_nothing(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, LIMITED)
+    with pytest.raises(RequestError, match="UNKNOWN_PARAMETER"):
+        desk.admit({"max_tokens": 99, "typo": 1}, text_input=b"a")
+    desk.admit({"max_tokens": 99}, text_input=b"a")

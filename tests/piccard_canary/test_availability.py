@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from canary_fakes import HandClock
@@ -24,7 +25,7 @@ class Home:
         self.availability = Availability(self.service, self.live, clock=self.clock)
         self.locks: dict[int, ProcessLock] = {}
 
-    def load(self, version: int, phase: str = "ready", **report: str) -> None:
+    def load(self, version: int, phase: str = "ready", **report: Any) -> None:
         self.locks[version] = ProcessLock(self.service.process_lock(version_owner(version)))
         self.locks[version].acquire()
         told = VersionReport.model_validate({"version": version, "phase": phase, **report})
@@ -116,3 +117,18 @@ def test_hashes_and_process_are_told(home: Home) -> None:
     assert home.availability.snapshot().ready == {1: LoadedVersion(1, os.getpid(), "t", "c")}
     assert home.availability.process(1) == os.getpid()
     assert home.availability.process(2) is None
+
+
+@pytest.mark.parametrize(
+    ("report", "load"),
+    [
+        ({"load": 0.25, "total_blocks": 100}, 0.25),
+        # Of an older version the cache tells.
+        ({"free_blocks": 25, "total_blocks": 100}, 0.75),
+        ({}, 0.0),
+    ],
+)
+def test_load_and_tokenizer_are_told(home: Home, report: dict[str, Any], load: float) -> None:
+    home.load(1, bytes_per_token=2.5, max_model_len=77, **report)
+    told = home.availability.snapshot().ready[1]
+    assert (told.load, told.bytes_per_token, told.max_model_len) == (load, 2.5, 77)

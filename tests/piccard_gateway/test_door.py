@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 from gateway_fakes import FakeGateway, FakeGenerator, make_gateway
+from piccard.errors import OperationError
 from piccard.gateway_keys import add_key, list_keys, revoke_key
+from piccard_contract.claims import OWN_TENANT
 from piccard_contract.request import GatewayClaims
 from piccard_gateway.rate import Rate
 
@@ -91,3 +93,17 @@ def test_limits(gateway: FakeGateway) -> None:
 @pytest.mark.parametrize("headers", [{"X_Request_Id": "x" * 300}, {"X_Priority": "high"}, {"X_Session_Id": "s" * 2000}])
 def test_headers_that_cannot_be_passed_on(gateway: FakeGateway, headers: dict[str, str]) -> None:
     assert ask(gateway, **headers) == 400
+
+
+def test_no_key_speaks_for_the_service_itself(gateway: FakeGateway) -> None:
+    for fields in ({"name": "me", "tenant": OWN_TENANT}, {"name": OWN_TENANT, "tenant": OWN_TENANT}):
+        with pytest.raises(OperationError, match="the service itself") as refused:
+            add_key(gateway.service.home, **fields)
+        assert refused.value.exit_code == 2
+    # Nor one that somebody wrote into the file: it is not read, and the keys before count.
+    key = add_key(gateway.service.home, "me", tenant="us")
+    assert ask(gateway, key) == 200
+    path = gateway.service.gateway_keys
+    path.write_text(path.read_text().replace('"us"', f'"{OWN_TENANT}"'))
+    assert ask(gateway, key) == 200
+    assert gateway.generator.asked[-1].extensions["gateway"]["tenant"] == "us"

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from piccard.gateway_keys import add_key
 from piccard_contract.home import version_owner
 from piccard_server import RunningServer, make_scripted_home, wait_for
+from short_calls import answers_gateway
 from triton_calls import GrpcStream
 
 MESSAGES: Any = [{"role": "user", "content": "a b c"}]
@@ -23,18 +23,10 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
     running = RunningServer(service.home, "--gateway")
     try:
         running.wait_ready()
-        wait_for(lambda: answers(running), 60, "the gateway")
+        wait_for(lambda: answers_gateway(running), 60, "the gateway")
         yield running
     finally:
         running.stop()
-
-
-def answers(server: RunningServer) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{server.gateway}/health", timeout=60) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def client(server: RunningServer, key: str = "none") -> openai.OpenAI:
@@ -153,7 +145,7 @@ def test_keys_open_and_a_gateway_that_dies_is_started_again(gateway: RunningServ
     ]
     os.kill(process.pid, signal.SIGKILL)
     wait_for(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, 60, "its end")
-    wait_for(lambda: answers(gateway), 60, "the next gateway")
+    wait_for(lambda: answers_gateway(gateway), 60, "the next gateway")
     assert gateway.get("readyz")[1]["gateway"]["given_up"] == ""
     wait_for(lambda: gateway.metric("piccard_revivals_total", owner="gateway") == 1, 60, "the count")
     assert [model.id for model in client(gateway, key).models.list()] == ["deepseek"]

@@ -1,6 +1,7 @@
 """Calls of a word or two: whether a running server answers, and with which version."""
 
 import queue
+import urllib.request
 
 from entry_points import ENTRY_POINTS
 from piccard_server import RunningServer
@@ -67,3 +68,12 @@ def answers_http(server: RunningServer) -> bool:
     """Whether two words over HTTP come back twice, as scripted versions repeat them."""
     inputs = {"text_input": "a b", "sampling_parameters": {"max_tokens": 2}}
     return ENTRY_POINTS["http_infer"](server, {}, {}, inputs).text == "a b a b"
+
+
+def answers_gateway(server: RunningServer) -> bool:
+    """Whether its gateway reaches tritonserver."""
+    try:
+        with urllib.request.urlopen(f"http://{server.gateway}/health", timeout=60) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

@@ -5,7 +5,9 @@ import secrets
 import stat
 from pathlib import Path
 
+from piccard_contract.claims import OWN_TENANT
 from piccard_contract.home import Service
+from piccard_contract.request import GatewayClaims
 
 from piccard.durable_file import write_durably
 
@@ -33,6 +35,18 @@ def read_secret(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return make_secret(path)
+
+
+def own_claims(service: Service) -> GatewayClaims | None:
+    """What the service's own requests are signed with, so that no tenant pays for them and none keeps them out.
+
+    None where no server has made the secret, or it cannot be read: such a request counts as nobody's.
+    """
+    try:
+        secret = service.gateway_secret.read_bytes().strip()
+    except OSError:
+        return None
+    return GatewayClaims(tenant=OWN_TENANT).sign(secret) if secret else None
 
 
 def secret_problem(path: Path) -> str | None:

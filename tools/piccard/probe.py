@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from piccard_contract.home import Service
+from piccard_contract.request import GatewayClaims, RequestExtensions
 
 from piccard.errors import OperationError
+from piccard.keys import own_claims
 
 GOLDEN_PROMPTS = (
     "def fibonacci(n):\n",
@@ -45,9 +47,11 @@ def probe_version(address: str, service: Service, version: int, timeout: float) 
     Raises:
         ProbeError: an answer fails, is empty, or differs from the first time.
     """
+    claims = own_claims(service)
     for prompt in GOLDEN_PROMPTS:
         first, second = (
-            generate_once(address, service.llm, prompt, GOLDEN_TOKENS, timeout, version=version) for _ in range(2)
+            generate_once(address, service.llm, prompt, GOLDEN_TOKENS, timeout, version=version, claims=claims)
+            for _ in range(2)
         )
         for answer in (first, second):
             if answer.status.get("code") != "OK":
@@ -68,8 +72,13 @@ def generate_once(
     *,
     version: int | None = None,
     parameters: Mapping[str, str] | None = None,
+    claims: GatewayClaims | None = None,
 ) -> Answer:
     """One greedy generation over a gRPC stream.
+
+    Args:
+        timeout: seconds.
+        claims: in whose name.
 
     Raises:
         ProbeError: the server refuses it, or it is not over in `timeout` seconds.
@@ -85,7 +94,7 @@ def generate_once(
         try:
             client.async_stream_infer(
                 model,
-                _inputs(prompt, max_tokens),
+                _inputs(prompt, max_tokens, claims),
                 model_version="" if version is None else str(version),
                 enable_empty_final_response=True,
                 parameters=dict(parameters or {}),
@@ -106,16 +115,18 @@ def generate_once(
     return answer
 
 
-def _inputs(prompt: str, max_tokens: int) -> list[Any]:
+def _inputs(prompt: str, max_tokens: int, claims: GatewayClaims | None) -> list[Any]:
     import numpy as np
     import tritonclient.grpc
 
     sampling = json.dumps({"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True})
+    extensions = RequestExtensions(gateway=claims).model_dump_json(exclude_defaults=True)
     inputs = []
     for name, datatype, value in (
         ("text_input", "BYTES", np.array([prompt.encode()], dtype=object)),
         ("stream", "BOOL", np.array([True])),
         ("sampling_parameters", "BYTES", np.array([sampling.encode()], dtype=object)),
+        ("extensions", "BYTES", np.array([extensions.encode()], dtype=object)),
     ):
         tensor = tritonclient.grpc.InferInput(name, [1], datatype)
         tensor.set_data_from_numpy(value)

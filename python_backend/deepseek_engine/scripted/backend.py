@@ -135,6 +135,7 @@ class ScriptedBackend:
             preemptions=0,
             generated_tokens=self._generated_tokens,
             prompt_tokens=self._prompt_tokens,
+            load=min(1.0, used / TOTAL_BLOCKS),
         )
 
     def _advance(self, performance: Performance, outputs: list[EngineOutput]) -> None:
