@@ -13,6 +13,7 @@ from deepseek_engine.block_pool import BlockPool
 from deepseek_engine.choice import Choice, Finish
 from deepseek_engine.failures import breaks_the_device, is_out_of_memory
 from deepseek_engine.pacing import PrefillPacer
+from deepseek_engine.pipeline import Pipeline
 from deepseek_engine.prefix_cache import PrefixCache
 from deepseek_engine.queue_policy import QueuePolicy, queue_rank
 from deepseek_engine.request import EngineError, EngineOutput, EngineRequest, EngineStats
@@ -20,7 +21,7 @@ from deepseek_engine.runners.base import ModelRunner
 from deepseek_engine.scheduler import Scheduler, Share
 from deepseek_engine.sequence import Sequence, SequenceStatus
 from deepseek_engine.settings import EngineSettings
-from deepseek_engine.step_plan import NewSequence, StepPlan, StepResult, StepRow
+from deepseek_engine.step_plan import LAST_SAMPLED, NewSequence, StepPlan, StepResult, StepRow
 
 if TYPE_CHECKING:
     from deepseek_engine.text.tokenizer import Tokenizer
@@ -40,7 +41,7 @@ class EngineBackend(Protocol):
         ...
 
     def step(self) -> list[EngineOutput]:
-        """Run one step and return what it produced."""
+        """Get on by one step and return what was produced; a step's results may come with a later call."""
         ...
 
     def has_work(self) -> bool:
@@ -54,6 +55,9 @@ class EngineBackend(Protocol):
 
 class Engine:
     """Schedules requests over one model runner.
+
+    Where the runner takes two steps at once, the next one is started before the last one's tokens are here. So a
+    sequence may turn out to have ended when a step that goes on with it has been started: what that brings is dropped.
 
     Args:
         runner: executes steps; owns weights and cache.
@@ -82,6 +86,7 @@ class Engine:
         )
         self._pacer = PrefillPacer(settings.prefill_chunk, settings.block_size, settings.prefill_gap)
         self._scheduler = Scheduler(settings, self._pool, self._prefix_cache, self._pacer)
+        self._pipeline = Pipeline(runner)
         own_eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         # A tokenizer may name ids beyond the model's vocabulary; they cannot be sampled, nor masked.
         self._eos_ids = tuple(sorted(i for i in {*runner.eos_token_ids, *own_eos} if i < runner.vocab_size))
@@ -125,25 +130,17 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether another step would run or tell something."""
-        return bool(self._requests or self._outputs)
+        return bool(self._requests or self._outputs or self._pipeline)
 
     def step(self) -> list[EngineOutput]:
-        """Run one step and return what it and aborts since the last one produced."""
+        """Start as many steps as the runner takes, wait for the oldest, and return what it and aborts produced."""
         self._give_up_overdue()
-        shares = self._scheduler.schedule()
-        if shares:
-            started = time.perf_counter()
-            plan = self._plan(shares)
-            try:
-                result = self._runner.collect(self._runner.execute(plan))
-            # Whatever a model raises ends the requests of the step and nothing else, while another step can be run.
-            except Exception as error:
-                if breaks_the_device(error):
-                    raise
-                self._fail_all(shares, error)
-            else:
-                self._take(shares, plan, result)
-                self._observe(shares, plan, time.perf_counter() - started)
+        while self._pipeline.has_room:
+            shares = self._scheduler.schedule()
+            if not shares or not self._start(shares):
+                break
+        if self._pipeline:
+            self._collect()
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -271,6 +268,35 @@ class Engine:
             sequences.append(sequence)
         return sequences
 
+    def _start(self, shares: list[Share]) -> bool:
+        """Start a step; False where it failed, with its requests."""
+        plan = self._plan(shares)
+        try:
+            self._pipeline.start(shares, plan)
+        # Whatever a model raises ends the requests of the step and nothing else, while another step can be run.
+        except Exception as error:
+            if breaks_the_device(error):
+                raise
+            # What was started before is sound, and tells its tokens first.
+            while self._pipeline:
+                self._collect()
+            self._fail_all(shares, error)
+            return False
+        return True
+
+    def _collect(self) -> None:
+        """Take the results of the oldest step under way."""
+        step = self._pipeline.pop()
+        try:
+            result, seconds = self._pipeline.collect(step)
+        except Exception as error:
+            if breaks_the_device(error):
+                raise
+            self._fail_all(step.shares, error)
+        else:
+            self._take(step.shares, result)
+            self._observe(step.shares, seconds)
+
     def _plan(self, shares: list[Share]) -> StepPlan:
         finished, self._finished = self._finished, []
         new = [share.sequence for share in shares if share.sequence.id not in self._known]
@@ -292,21 +318,23 @@ class Engine:
             seed=sequence.seed,
         )
 
-    def _take(self, shares: list[Share], plan: StepPlan, result: StepResult) -> None:
+    def _take(self, shares: list[Share], result: StepResult) -> None:
         for index, share in enumerate(shares):
             sequence = share.sequence
+            # It has ended since the step was started; another request may have its name by now.
+            if sequence.status is SequenceStatus.FINISHED:
+                continue
             choice = self._requests[sequence.request_id][sequence.choice]
             if index in result.errors:
                 self._fail(choice, EngineError(ErrorCode.NUMERICAL_ERROR, result.errors[index]))
                 continue
-            self._scheduler.advance(sequence, share.count)
+            self._scheduler.advance(share)
             if index in result.prompt_logprobs:
                 choice.take_known(result.prompt_logprobs[index])
                 sequence.logprobs_from += len(result.prompt_logprobs[index].ranks)
-            if plan.rows[index].sample:
-                before = sequence.num_output
+            if share.reaches_end:
                 output = choice.take(result.token_ids[index], result.logprobs.get(index))
-                self._generated_tokens += sequence.num_output - before
+                self._generated_tokens += len(output.token_ids)
                 if choice.finish is None:
                     self._outputs.append(output)
                 else:
@@ -347,25 +375,26 @@ class Engine:
                 f"a step failed ({type(error).__name__}); the version's log has the details",
             )
         for share in shares:
-            self._fail(self._requests[share.sequence.request_id][share.sequence.choice], EngineError(code, message))
+            sequence = share.sequence
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._fail(self._requests[sequence.request_id][sequence.choice], EngineError(code, message))
 
-    def _observe(self, shares: list[Share], plan: StepPlan, seconds: float) -> None:
-        num_decodes = sum(share.count == 1 for share in shares)
-        self._pacer.observe(num_decodes, plan.num_tokens - num_decodes, seconds)
+    def _observe(self, shares: list[Share], seconds: float) -> None:
+        counts = [share.count for share in shares]
+        num_decodes = counts.count(1)
+        self._pacer.observe(num_decodes, sum(counts) - num_decodes, seconds)
 
 
 def _row(share: Share) -> StepRow:
     sequence = share.sequence
-    start, stop = sequence.num_computed, sequence.num_computed + share.count
-    wanted = range(max(sequence.logprobs_from, start + 1), min(sequence.logprobs_to, stop + 1))
-    return StepRow(
-        sequence_id=sequence.id,
-        token_ids=sequence.token_ids[start:stop],
-        start=start,
-        block_table=sequence.block_table,
-        sample=share.reaches_end,
-        prompt_logprobs=wanted if sequence.logprobs_from < sequence.logprobs_to and wanted else None,
-    )
+    start, stop = share.start, share.start + share.count
+    token_ids = sequence.token_ids[start:stop]
+    if len(token_ids) < share.count:
+        token_ids.append(LAST_SAMPLED)
+    wanted = None
+    if sequence.logprobs_from < sequence.logprobs_to:
+        wanted = range(max(sequence.logprobs_from, start + 1), min(sequence.logprobs_to, stop + 1)) or None
+    return StepRow(sequence.id, token_ids, start, sequence.block_table, share.reaches_end, wanted)
 
 
 def _known_logprobs(sequence: Sequence) -> tuple[int, int]:

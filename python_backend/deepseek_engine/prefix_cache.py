@@ -66,6 +66,13 @@ class PrefixCache:
             self._pool.publish(sequence.block_table[index], sequence.block_keys[index])
         sequence.num_published = full
 
+    def forget(self, sequence: Sequence) -> None:
+        """Let nobody share the sequence's beginning, whoever holds the blocks now."""
+        for key in sequence.block_keys:
+            block = self._pool.find(key)
+            if block is not None:
+                self._pool.forget(block)
+
     def _extend_keys(self, sequence: Sequence, count: int) -> None:
         keys, size = sequence.block_keys, self._pool.block_size
         parent = keys[-1] if keys else root_key(self._cache_format, self._adapter, sequence.salt)

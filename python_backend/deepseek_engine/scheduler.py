@@ -16,15 +16,18 @@ _order = attrgetter("order")
 
 @dataclass(slots=True)
 class Share:
-    """A sequence's share of a step: its next `count` tokens that are not in the cache."""
+    """A sequence's share of a step: the next tokens of it that no step has run.
+
+    Attributes:
+        start: position of the first of them.
+        count: how many.
+        reaches_end: whether its last token is run, which may be pending, so that the next can be sampled.
+    """
 
     sequence: Sequence
+    start: int
     count: int
-
-    @property
-    def reaches_end(self) -> bool:
-        """Whether the last known token is run, so that the next can be sampled."""
-        return self.count == self.sequence.num_remaining
+    reaches_end: bool
 
 
 class Scheduler:
@@ -35,6 +38,10 @@ class Scheduler:
     is admitted when the pool holds all its tokens. A decode that finds no block takes those of the worst running
     sequence (the last by rank, then arrival), which later recomputes. `memory_pressure.Pressure` says what else is done
     when the cache fills up.
+
+    A step may be scheduled before the last one's results are known: each of its rows that samples counts as one more
+    token, and what it computes as computed. Nothing else is taken for granted: others share only what is in the cache
+    for certain, and a preempted sequence waits for its steps under way, which still tell their tokens.
 
     Args:
         settings: budgets.
@@ -64,7 +71,10 @@ class Scheduler:
         insort(self.waiting, sequence, key=_order)
 
     def schedule(self) -> list[Share]:
-        """The next step, decodes first. Empty only when nothing is waiting or running."""
+        """The next step, decodes first; from now on it counts as under way.
+
+        Empty only when nothing is waiting or running but what steps under way hold up.
+        """
         level = self.observe_pressure()
         if level >= Pressure.TIGHT:
             self._pool.drop_idle()
@@ -85,9 +95,14 @@ class Scheduler:
         self.pressure.observe(self._pool.num_referenced / self._pool.num_blocks)
         return self.pressure.level
 
-    def advance(self, sequence: Sequence, count: int) -> None:
-        """Record that `count` more tokens of the sequence are in the cache."""
-        sequence.num_computed += count
+    def advance(self, share: Share) -> None:
+        """Record that a share's step is done. Without effect on the cache where the sequence was preempted meanwhile."""
+        sequence = share.sequence
+        sequence.num_under_way -= share.count
+        sequence.num_pending -= share.reaches_end
+        if sequence.status is not SequenceStatus.RUNNING:
+            return
+        sequence.num_computed += share.count
         if self._prefix_cache is not None:
             self._prefix_cache.publish(sequence)
 
@@ -100,9 +115,9 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
 
     def distrust(self, sequence: Sequence) -> None:
-        """Let nobody share the sequence's blocks, since what is in them may be broken."""
-        for block in sequence.block_table:
-            self._pool.forget(block)
+        """Let nobody share the sequence's blocks, those it has lost included, since what is in them may be broken."""
+        if self._prefix_cache is not None:
+            self._prefix_cache.forget(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's blocks; it waits at its old place and recomputes."""
@@ -117,15 +132,15 @@ class Scheduler:
     def _schedule_decodes(self) -> list[Share]:
         shares: list[Share] = []
         for sequence in list(self.running):
-            if sequence.num_remaining == 1 and self._make_room(sequence):
-                shares.append(Share(sequence, 1))
+            if sequence.num_remaining == 1 and not sequence.ends_under_way and self._make_room(sequence):
+                shares.append(_share(sequence, 1))
         return shares
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Reserve a decode's slot, at the price of worse sequences and in the end of itself."""
         if sequence.status is not SequenceStatus.RUNNING:
             return False
-        while not self._pool.reserve(sequence.block_table, len(sequence.token_ids)):
+        while not self._pool.reserve(sequence.block_table, len(sequence.token_ids) + sequence.num_pending):
             victim = self.running[-1]
             self.preempt(victim)
             if victim is sequence:
@@ -148,7 +163,7 @@ class Scheduler:
                 break
             if sequence.num_remaining > 1:
                 count = min(sequence.num_remaining, budget)
-                shares.append(Share(sequence, count))
+                shares.append(_share(sequence, count))
                 budget -= count
         return budget
 
@@ -157,12 +172,15 @@ class Scheduler:
         for sequence in self.waiting:
             if budget == 0 or len(self.running) + len(admitted) == self._settings.max_num_seqs:
                 break
+            if sequence.num_under_way:
+                # It was preempted and will be back at the next step; nobody takes its place meanwhile.
+                break
             if _awaits_parent(sequence):
                 continue
             if not self._reserve_all(sequence, len(self.running) + len(admitted)):
                 break
             count = min(sequence.num_remaining, budget)
-            shares.append(Share(sequence, count))
+            shares.append(_share(sequence, count))
             budget -= count
             sequence.status = SequenceStatus.RUNNING
             admitted.append(sequence)
@@ -200,6 +218,14 @@ class Scheduler:
             return blocks
         usable = min(limit, sequence.num_prompt, parent.num_computed) // self._pool.block_size
         return blocks if len(blocks) >= usable else parent.block_table[:usable]
+
+
+def _share(sequence: Sequence, count: int) -> Share:
+    """The sequence's next `count` tokens, under way from now on."""
+    share = Share(sequence, sequence.num_computed + sequence.num_under_way, count, count == sequence.num_remaining)
+    sequence.num_under_way += count
+    sequence.num_pending += share.reaches_end
+    return share
 
 
 def _awaits_parent(sequence: Sequence) -> bool:

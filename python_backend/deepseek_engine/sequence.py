@@ -29,8 +29,11 @@ class Sequence:
         rank: place in the queue, lower first (`queue_policy.queue_rank`).
         arrived: when it came, in seconds of the engine's clock.
         parent: the request's first choice, whose prompt blocks this one shares.
-        block_table: cache blocks, enough for the tokens of the step under way.
-        num_computed: tokens in the cache.
+        block_table: cache blocks, enough for the tokens of the steps under way.
+        num_computed: tokens in the cache for certain: their step was collected and did not fail.
+        num_under_way: tokens that come into the cache by steps that are not collected yet. A preempted sequence keeps
+            the number until they are, though its blocks are gone.
+        num_pending: tokens that those steps sample.
         num_cached: tokens that the first admission found in the cache.
         block_keys: keys of its full blocks, as far as they were needed.
         num_published: full blocks that others may share.
@@ -55,6 +58,8 @@ class Sequence:
     started: bool = False
     block_table: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_under_way: int = 0
+    num_pending: int = 0
     num_cached: int = 0
     block_keys: list[bytes] = field(default_factory=list)
     num_published: int = 0
@@ -68,8 +73,13 @@ class Sequence:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens that are not in the cache yet; 1 while decoding."""
-        return len(self.token_ids) - self.num_computed
+        """Tokens, pending ones included, that no step has run or is running; 1 while decoding."""
+        return len(self.token_ids) + self.num_pending - self.num_computed - self.num_under_way
+
+    @property
+    def ends_under_way(self) -> bool:
+        """Whether the pending tokens are the last that it may have."""
+        return self.num_pending > 0 and self.num_output + self.num_pending >= self.max_output
 
     @property
     def num_output(self) -> int:

@@ -15,6 +15,8 @@ from piccard_contract.sampling import SamplingParams
 from toy_model import ToyConfig, ToyModel, collect, drain, generate, run, toy_engine, toy_request
 from toy_tokenizer import EOS, toy_tokenizer
 
+pytestmark = pytest.mark.usefixtures("steps_in_flight")
+
 PROMPT = list(range(40, 90))
 FEW = settings(deadline=None, max_examples=15)
 

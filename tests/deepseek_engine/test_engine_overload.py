@@ -9,6 +9,8 @@ from piccard_contract.errors import ErrorCode, RequestError
 from toy_model import ToyModel, collect, drain, toy_request
 from toy_tokenizer import toy_tokenizer
 
+pytestmark = pytest.mark.usefixtures("steps_in_flight")
+
 BLOCK = 16
 
 

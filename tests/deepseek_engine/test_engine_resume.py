@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from toy_model import ToyModel, generate, toy_engine, toy_request
 from toy_tokenizer import toy_tokenizer
 
+pytestmark = pytest.mark.usefixtures("steps_in_flight")
+
 PROMPT = list(range(60, 100))
 LENGTH = 24
 

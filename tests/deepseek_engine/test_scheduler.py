@@ -53,7 +53,7 @@ class Harness:
         self.check(shares, decoding)
         for share in shares:
             sampled = share.reaches_end
-            self.scheduler.advance(share.sequence, share.count)
+            self.scheduler.advance(share)
             if sampled:
                 share.sequence.token_ids.append(share.sequence.id)
             if share.sequence.num_output >= share.sequence.max_output:
@@ -277,7 +277,7 @@ def test_a_choice_whose_parent_is_gone_computes_its_prompt_itself():
 def test_distrusted_blocks_are_not_shared():
     harness = Harness()
     broken = harness.add(range(64), output=1)
-    harness.scheduler.advance(harness.scheduler.schedule()[0].sequence, 64)
+    harness.scheduler.advance(harness.scheduler.schedule()[0])
     harness.scheduler.distrust(broken)
     harness.finish(broken)
     assert harness.pool.num_idle == 0

@@ -37,6 +37,9 @@ class TorchRunner:
         device: where the model is.
     """
 
+    # References wait for the device here and there within a step, so that nothing is gained by a second one.
+    steps_in_flight = 1
+
     def __init__(self, model: "Model", settings: EngineSettings, device: torch.device | str = "cpu") -> None:
         self._model = model
         self._device = torch.device(device)
