@@ -96,7 +96,7 @@ class Scheduler:
         return self.pressure.level
 
     def advance(self, share: Share) -> None:
-        """Record that a share's step is done. Without effect on the cache where the sequence was preempted meanwhile."""
+        """Record that a share's step is done; in the cache it left nothing where the sequence was preempted since."""
         sequence = share.sequence
         sequence.num_under_way -= share.count
         sequence.num_pending -= share.reaches_end

@@ -106,7 +106,7 @@ def test_cached_tokens_are_those_of_the_prompt():
 
 
 @pytest.mark.parametrize("cut", range(1, 10))
-def test_what_a_failed_engine_held_back_is_told_by_the_next(cut, monkeypatch):
+def test_what_a_failed_engine_held_back_is_told_by_the_next(cut, monkeypatch, steps_in_flight):
     """Half a character and the beginning of a stop string are not told with the failure."""
     params = {"max_tokens": 12, "temperature": 0, "logit_bias": bias_to("ab\u20acnd"), "stop": ["bd", "dn"]}
     whole = unbroken(**params)
@@ -116,8 +116,11 @@ def test_what_a_failed_engine_held_back_is_told_by_the_next(cut, monkeypatch):
     monkeypatch.setattr(engine._runner, "execute", lambda plan: 1 / 0)
     outputs += engine.step()
     assert outputs[-1].error is not None
+    # A step that was started before the one that failed still tells its token.
+    told = [token for output in outputs for token in output.token_ids]
+    assert told == whole.token_ids[: cut + steps_in_flight - 1]
     sent = "".join(output.text for output in outputs)
-    rest = generate(PROMPT, output_ids=whole.token_ids[:cut], **params)
+    rest = generate(PROMPT, output_ids=told, **params)
     assert sent + rest.text == whole.text
 
 

@@ -12,10 +12,13 @@ POISON = 259
 class EngineMachine(RuleBasedStateMachine):
     """An engine with a pool that is too small, and requests that break, end early or are taken away."""
 
+    steps_in_flight = 1
+
     def __init__(self):
         super().__init__()
         self.engine = toy_engine(
             ToyModel(poison=POISON),
+            steps_in_flight=self.steps_in_flight,
             num_blocks=BLOCKS,
             max_model_len=160,
             max_num_seqs=4,
@@ -110,5 +113,14 @@ def expected(prompt, choice, **params):
     return collect(drain(engine))["r", choice]
 
 
+class TwoStepsMachine(EngineMachine):
+    """The same, with a runner that takes two steps at once."""
+
+    steps_in_flight = 2
+
+
+SETTINGS = settings(max_examples=15, stateful_step_count=20, deadline=None)
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+TestEngine.settings = SETTINGS
+TestTwoSteps = TwoStepsMachine.TestCase
+TestTwoSteps.settings = SETTINGS

@@ -25,6 +25,8 @@ WAYS = {
     "whole": {"max_num_batched_tokens": 512, "prefill_chunk": 512},
     "no prefix reuse": {"enable_prefix_caching": False},
     "blocks of 64": {"block_size": 64, "prefill_chunk": 16},
+    "two steps": {"steps_in_flight": 2},
+    "two steps, chunks of 7": {"steps_in_flight": 2, "max_num_batched_tokens": 7, "prefill_chunk": 7},
 }
 
 
@@ -52,11 +54,13 @@ def loaded(folder: Path):
     return load_model(folder, dtype=torch.float32)
 
 
-def engine_of(folder: Path, **changes) -> Engine:
+def engine_of(folder: Path, steps_in_flight=1, **changes) -> Engine:
     settings = EngineSettings(
         **{"num_blocks": 64, "max_model_len": 256, "max_num_seqs": 3, "prefill_gap": None, **changes}
     )
-    return Engine(TorchRunner(loaded(folder), settings), toy_tokenizer(), settings)
+    runner = TorchRunner(loaded(folder), settings)
+    runner.steps_in_flight = steps_in_flight
+    return Engine(runner, toy_tokenizer(), settings)
 
 
 def requests():
@@ -83,9 +87,9 @@ def test_prefixes_reused(family):
     assert {name: one.last.num_cached_tokens for (name, _), one in again.items()} == {"3": 0, "33": 32, "90": 80}
 
 
-@pytest.mark.parametrize("caching", [True, False])
-def test_preempted_in_the_middle(family, caching):
-    engine = engine_of(family, enable_prefix_caching=caching, max_num_batched_tokens=48)
+@pytest.mark.parametrize(("caching", "steps_in_flight"), [(True, 1), (False, 1), (True, 2), (False, 2)])
+def test_preempted_in_the_middle(family, caching, steps_in_flight):
+    engine = engine_of(family, steps_in_flight, enable_prefix_caching=caching, max_num_batched_tokens=48)
     for request in requests():
         engine.add(request)
     outputs, step = [], 0

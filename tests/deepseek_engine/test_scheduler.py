@@ -1,5 +1,7 @@
 """The scheduler alone: budgets, fairness, preemption and the books of the pool, over sequences that only count."""
 
+from collections import deque
+
 import pytest
 from deepseek_engine.block_pool import BlockPool
 from deepseek_engine.prefix_cache import PrefixCache
@@ -15,15 +17,20 @@ PARAMS = SamplingParams()
 
 
 class Harness:
-    """Runs a scheduler; each sequence that reaches its end gets one more token until it has enough."""
+    """Runs a scheduler; each sequence that reaches its end gets one more token until it has enough.
 
-    def __init__(self, num_blocks=32, caching=True, **changes):
+    Of `steps_in_flight` steps the oldest is done once as many are under way, or nothing else can be.
+    """
+
+    def __init__(self, num_blocks=32, caching=True, steps_in_flight=1, **changes):
         self.settings = EngineSettings(
             num_blocks=num_blocks, **{"max_num_seqs": 4, "max_num_batched_tokens": 64, "prefill_chunk": 32, **changes}
         )
         self.pool = BlockPool(num_blocks, self.settings.block_size)
         self.cache = PrefixCache(self.pool, "format") if caching else None
         self.scheduler = Scheduler(self.settings, self.pool, self.cache)
+        self.steps_in_flight = steps_in_flight
+        self.under_way = deque()
         self.live = []
         self.count = 0
 
@@ -51,14 +58,21 @@ class Harness:
         decoding = {sequence.id for sequence in self.scheduler.running if sequence.num_remaining == 1}
         shares = self.scheduler.schedule()
         self.check(shares, decoding)
+        if shares:
+            self.under_way.append(shares)
+        if len(self.under_way) == self.steps_in_flight or (self.under_way and not shares):
+            self.done(self.under_way.popleft())
+        return shares
+
+    def done(self, shares):
         for share in shares:
-            sampled = share.reaches_end
+            if share.sequence.status is SequenceStatus.FINISHED:
+                continue
             self.scheduler.advance(share)
-            if sampled:
+            if share.reaches_end:
                 share.sequence.token_ids.append(share.sequence.id)
             if share.sequence.num_output >= share.sequence.max_output:
                 self.finish(share.sequence)
-        return shares
 
     def check(self, shares, decoding):
         total = sum(share.count for share in shares)
@@ -73,8 +87,9 @@ class Harness:
             sequence = share.sequence
             assert sequence.status is SequenceStatus.RUNNING
             covered = len(sequence.block_table) * self.settings.block_size
-            assert covered >= sequence.num_computed + share.count
-            for place in range(sequence.num_computed, sequence.num_computed + share.count):
+            assert covered >= share.start + share.count
+            # All that is under way, this step included.
+            for place in range(sequence.num_computed, share.start + share.count):
                 block = sequence.block_table[place // self.settings.block_size]
                 assert self.pool.references(block) == 1
                 assert block not in self.pool._key_of
@@ -87,8 +102,9 @@ class Harness:
         for steps in range(limit):
             if not self.live:
                 return steps
+            held_up = bool(self.under_way)
             shares = self.step()
-            assert shares, "work is left but nothing is scheduled"
+            assert shares or held_up, "work is left but nothing is scheduled"
         raise AssertionError("the work does not end")
 
     def check_books(self):
@@ -101,9 +117,11 @@ class Harness:
 class SchedulerMachine(RuleBasedStateMachine):
     """Adds, steps, aborts and preempts in any order."""
 
+    steps_in_flight = 1
+
     def __init__(self):
         super().__init__()
-        self.harness = Harness(num_blocks=12)
+        self.harness = Harness(num_blocks=12, steps_in_flight=self.steps_in_flight)
 
     @rule(
         length=st.integers(1, 100),
@@ -122,8 +140,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def step(self):
+        held_up = bool(self.harness.under_way)
         shares = self.harness.step()
-        assert shares or not self.harness.live
+        assert shares or held_up or not self.harness.live
 
     @precondition(lambda self: self.harness.live)
     @rule(data=st.data())
@@ -152,8 +171,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.harness.pool.num_available == self.harness.pool.num_blocks
 
 
+class TwoStepsMachine(SchedulerMachine):
+    """The same with two steps under way."""
+
+    steps_in_flight = 2
+
+
+SETTINGS = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestScheduler.settings = SETTINGS
+TestTwoSteps = TwoStepsMachine.TestCase
+TestTwoSteps.settings = SETTINGS
 
 
 @settings(deadline=None, max_examples=60)
@@ -284,3 +312,60 @@ def test_distrusted_blocks_are_not_shared():
     again = harness.add(range(64), output=1)
     harness.drain()
     assert again.num_cached == 0
+
+
+def test_a_sequence_that_has_its_last_token_pending_is_not_scheduled_again():
+    harness = Harness(steps_in_flight=2)
+    ends, goes_on = harness.add([1] * 4, output=2), harness.add([2] * 4, output=3)
+    counts = [[(share.sequence.id, share.start) for share in harness.step()] for _ in range(4)]
+    assert counts[0] == [(ends.id, 0), (goes_on.id, 0)]
+    assert counts[1] == [(ends.id, 4), (goes_on.id, 4)]
+    assert counts[2:] == [[(goes_on.id, 5)], []]
+    assert (ends.num_output, goes_on.num_output) == (2, 3)
+
+
+def test_room_is_made_for_the_pending_token_too():
+    harness = Harness(steps_in_flight=2)
+    sequence = harness.add([1] * 16, output=9)
+    for _ in range(2):
+        (share,) = harness.step()
+    assert (share.start, len(sequence.token_ids), len(sequence.block_table)) == (16, 17, 2)
+
+
+def test_what_is_under_way_is_shared_with_nobody():
+    harness = Harness(num_blocks=64, steps_in_flight=2, max_num_batched_tokens=512, prefill_chunk=512)
+    parent = harness.add(range(100), output=50)
+    child = harness.add(range(100), output=50, parent=parent)
+    harness.step()
+    assert harness.pool.find(parent.block_keys[0] if parent.block_keys else b"") is None
+    twin = harness.add(range(100), output=50)
+    shares = harness.step()
+    assert [(share.sequence, share.start) for share in shares] == [(parent, 100), (twin, 0)]
+    assert (twin.num_cached, child.status) == (0, SequenceStatus.WAITING)
+    shares = harness.step()
+    assert [(share.sequence, share.start) for share in shares] == [(parent, 101), (twin, 100), (child, 96)]
+
+
+def test_a_preempted_sequence_waits_for_its_step_and_nobody_takes_its_place():
+    harness = Harness(steps_in_flight=2)
+    first = harness.add([1] * 20, output=9)
+    harness.step()
+    harness.scheduler.preempt(first)
+    other = harness.add([2] * 20, output=9)
+    assert harness.step() == []
+    # Its token is here and it starts anew, with nothing that it had: its blocks were gone before they were certain.
+    assert (first.num_output, first.num_computed) == (1, 0)
+    assert [(share.sequence, share.start, share.count) for share in harness.step()] == [(first, 0, 21), (other, 0, 20)]
+
+
+def test_blocks_that_were_lost_before_a_failure_are_distrusted_too():
+    harness = Harness(steps_in_flight=2, max_num_batched_tokens=32)
+    broken = harness.add(range(64), output=1)
+    harness.step()
+    harness.step()
+    assert (broken.num_computed, broken.num_under_way) == (32, 32)
+    harness.scheduler.preempt(broken)
+    assert harness.pool.num_idle == 2
+    harness.scheduler.distrust(broken)
+    harness.finish(broken)
+    assert harness.pool.num_idle == 0

@@ -81,10 +81,19 @@ class ToyModel:
         return logits.masked_fill(state.isnan().unsqueeze(-1), float("nan"))
 
 
-def toy_engine(model: ToyModel | None = None, **settings: Any) -> Engine:
+def toy_engine(
+    model: ToyModel | None = None,
+    *,
+    runner: type[TorchRunner] = TorchRunner,
+    steps_in_flight: int | None = None,
+    **settings: Any,
+) -> Engine:
     """An engine over a toy model; steps do not depend on the clock."""
     chosen = EngineSettings(**{"num_blocks": 64, "prefill_gap": None, "max_model_len": 512, **settings})
-    return Engine(TorchRunner(model or ToyModel(), chosen), toy_tokenizer(), chosen)
+    made = runner(model or ToyModel(), chosen)
+    if steps_in_flight is not None:
+        made.steps_in_flight = steps_in_flight
+    return Engine(made, toy_tokenizer(), chosen)
 
 
 def toy_request(

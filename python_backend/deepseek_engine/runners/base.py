@@ -16,8 +16,8 @@ class ModelRunner(Protocol):
         block_size: tokens a block.
         cache_format: names the planes and types of the cache; prefixes are shared within one format only.
         steps_in_flight: steps that may be started and not collected yet, 1 or 2. With 2 the next step is started before
-            the tokens of the last one are on the host, so that the device never waits for it; its rows name those tokens
-            by `LAST_SAMPLED`.
+            the tokens of the last one are on the host, so that the device never waits for it; its rows name those
+            tokens by `LAST_SAMPLED`.
     """
 
     vocab_size: int
@@ -31,10 +31,9 @@ class ModelRunner(Protocol):
     def execute(self, plan: StepPlan) -> Any:
         """Start a step; returns a handle for `collect`. Sequences in plan.finished are dropped first.
 
-        Steps run in the order of their start, each on the cache as the one before has left it. A step under way may hold
-        rows of a sequence that has ended since: a later plan names it as finished, and may give its blocks to others.
-        A row that fails is told by its step alone; a row of the next step that goes on after it may do anything but
-        raise or touch the blocks of others.
+        Steps run in the order of their start, each on the cache as the one before has left it. A step under way may
+        hold rows of a sequence that has ended since: a later plan names it as finished, and may give its blocks to
+        others. A row that goes on after one that failed may bring anything, but must not fail the step.
 
         Whatever it raises fails all rows of the plan; the runner can go on with another plan then.
         """
