@@ -73,15 +73,16 @@ class Choice:
 
     def take(self, token_ids: list[int], logprobs: RowLogprobs | None) -> EngineOutput:
         """Take sampled tokens; those past the end are dropped."""
-        text: list[str] = []
+        text = ""
         taken = 0
         for token_id in token_ids:
             self.sequence.token_ids.append(token_id)
             taken += 1
-            text += self._end_with(token_id)
+            released, held = self._end_with(token_id)
+            text += released + held
             if self.finish is not None:
                 break
-        output = self.output(token_ids[:taken], "".join(text))
+        output = self.output(token_ids[:taken], text)
         if logprobs is not None and self._cumulative is not None:
             output.logprobs = [self._told(logprobs, index) for index in range(taken)]
             self._cumulative += sum(values[0] for values in logprobs.logprobs[:taken])
@@ -93,15 +94,16 @@ class Choice:
     def output(self, token_ids: list[int], text: str) -> EngineOutput:
         """An output with the choice's counts and, where it has just ended, its end."""
         sequence, finish = self.sequence, self.finish
+        num_prompt, num_cached = sequence.num_prompt, sequence.num_cached
         return EngineOutput(
             request_id=sequence.request_id,
             choice=sequence.choice,
             token_ids=token_ids,
             text=text,
-            num_prompt_tokens=sequence.num_prompt,
-            num_output_tokens=sequence.num_output,
+            num_prompt_tokens=num_prompt,
+            num_output_tokens=len(sequence.token_ids) - num_prompt,
             # Of tokens generated elsewhere some may have been there too.
-            num_cached_tokens=min(sequence.num_cached, sequence.num_prompt),
+            num_cached_tokens=num_cached if num_cached < num_prompt else num_prompt,
             cumulative_logprob=self._cumulative,
             finish_reason=None if finish is None else finish.reason,
             stop_reason=None if finish is None else finish.stop,

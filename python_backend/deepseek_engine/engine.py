@@ -319,21 +319,22 @@ class Engine:
         )
 
     def _take(self, shares: list[Share], result: StepResult) -> None:
+        errors, prompt_logprobs, logprobs = result.errors, result.prompt_logprobs, result.logprobs
         for index, share in enumerate(shares):
             sequence = share.sequence
             # It has ended since the step was started; another request may have its name by now.
             if sequence.status is SequenceStatus.FINISHED:
                 continue
             choice = self._requests[sequence.request_id][sequence.choice]
-            if index in result.errors:
-                self._fail(choice, EngineError(ErrorCode.NUMERICAL_ERROR, result.errors[index]))
+            if errors and index in errors:
+                self._fail(choice, EngineError(ErrorCode.NUMERICAL_ERROR, errors[index]))
                 continue
             self._scheduler.advance(share)
-            if index in result.prompt_logprobs:
-                choice.take_known(result.prompt_logprobs[index])
-                sequence.logprobs_from += len(result.prompt_logprobs[index].ranks)
+            if prompt_logprobs and index in prompt_logprobs:
+                choice.take_known(prompt_logprobs[index])
+                sequence.logprobs_from += len(prompt_logprobs[index].ranks)
             if share.reaches_end:
-                output = choice.take(result.token_ids[index], result.logprobs.get(index))
+                output = choice.take(result.token_ids[index], logprobs.get(index))
                 self._generated_tokens += len(output.token_ids)
                 if choice.finish is None:
                     self._outputs.append(output)

@@ -140,7 +140,11 @@ class Scheduler:
         """Reserve a decode's slot, at the price of worse sequences and in the end of itself."""
         if sequence.status is not SequenceStatus.RUNNING:
             return False
-        while not self._pool.reserve(sequence.block_table, len(sequence.token_ids) + sequence.num_pending):
+        needed = len(sequence.token_ids) + sequence.num_pending
+        # Its last block has a place left in nearly every step.
+        if needed <= len(sequence.block_table) * self._pool.block_size:
+            return True
+        while not self._pool.reserve(sequence.block_table, needed):
             victim = self.running[-1]
             self.preempt(victim)
             if victim is sequence:
@@ -222,7 +226,8 @@ class Scheduler:
 
 def _share(sequence: Sequence, count: int) -> Share:
     """The sequence's next `count` tokens, under way from now on."""
-    share = Share(sequence, sequence.num_computed + sequence.num_under_way, count, count == sequence.num_remaining)
+    start = sequence.num_computed + sequence.num_under_way
+    share = Share(sequence, start, count, start + count == len(sequence.token_ids) + sequence.num_pending)
     sequence.num_under_way += count
     sequence.num_pending += share.reaches_end
     return share

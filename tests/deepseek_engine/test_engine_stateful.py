@@ -3,6 +3,7 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from piccard_contract.errors import ErrorCode, RequestError
 from toy_model import ToyModel, collect, drain, generate, toy_engine, toy_request
 
 BLOCKS = 14
@@ -47,7 +48,13 @@ class EngineMachine(RuleBasedStateMachine):
             "frequency_penalty": 0.4,
             "logit_bias": {POISON: -100},
         }
-        self.engine.add(toy_request(name, prompt, priority=priority, **params))
+        try:
+            self.engine.add(toy_request(name, prompt, priority=priority, **params))
+        except RequestError as error:
+            # The cache is full.
+            if error.code is not ErrorCode.OVERLOADED:
+                raise
+            return
         self.requests[name] = (prompt, params, poisoned)
 
     @rule(count=st.integers(1, 10))

@@ -11,7 +11,7 @@ from deepseek_engine.runners.torch import TorchRunner
 from deepseek_engine.step_plan import LAST_SAMPLED, StepPlan, StepResult
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from piccard_contract.errors import ErrorCode
+from piccard_contract.errors import ErrorCode, RequestError
 from toy_model import ToyModel, Transcript, collect, drain, generate, run, toy_engine, toy_request
 from toy_tokenizer import EOS
 
@@ -185,6 +185,17 @@ def made(name, length, token, resumed, params):
     return toy_request(name, [token] * length, output_ids=output_ids, **own)
 
 
+def taken(engine, request):
+    """Whether a request is; one that is refused because the cache is full comes again."""
+    try:
+        engine.add(request)
+    except RequestError as error:
+        if error.code is not ErrorCode.OVERLOADED:
+            raise
+        return False
+    return True
+
+
 def played(requests, aborts, preemptions, **settings):
     """Outputs of an engine to which the requests come at their time."""
     engine = toy_engine(num_blocks=BLOCKS, max_model_len=160, max_num_seqs=4, max_num_batched_tokens=24, **settings)
@@ -192,9 +203,7 @@ def played(requests, aborts, preemptions, **settings):
     outputs, step = [], 0
     while coming or engine.has_work():
         assert step < 2000, engine.stats()
-        for _, request in [one for one in coming if one[0] <= step]:
-            engine.add(request)
-        coming = [one for one in coming if one[0] > step]
+        coming = [(at, request) for at, request in coming if at > step or not taken(engine, request)]
         for at, place in aborts:
             if at == step:
                 engine.abort(str(place))
