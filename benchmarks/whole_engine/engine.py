@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from deepseek_engine.engine import Engine
-from deepseek_engine.memory_budget import cache_bytes
+from deepseek_engine.gpu_version import gpu_runner
+from deepseek_engine.memory_budget import DEFAULT_GPU_SHARE, cache_bytes, memory_bytes
 from deepseek_engine.models import load_config, load_model
 from deepseek_engine.models.config import DeepseekConfig
 from deepseek_engine.models.decoder import Decoder
@@ -51,8 +52,11 @@ def build_engine(
         weights = _allocated(device) - before
     with timed(seconds, "runner", device):
         total = torch.cuda.get_device_properties(device).total_memory if on_gpu else 2**32
-        settings = replace(settings, cache_bytes=cache_bytes(memory, on_gpu=on_gpu, total=total, weights=weights))
-        runner = _runner(model, settings, device)
+        if on_gpu:
+            runner: Any = gpu_runner(model, settings, memory_bytes(memory or DEFAULT_GPU_SHARE, total))
+        else:
+            settings = replace(settings, cache_bytes=cache_bytes(memory, on_gpu=False, total=total, weights=weights))
+            runner = TorchRunner(model, settings, device)
         engine = Engine(runner, Tokenizer.from_folder(folder), settings)
     return Built(engine, runner, model, settings, seconds)
 
@@ -66,16 +70,6 @@ def _load(folder: Path, device: torch.device) -> Any:
     if not isinstance(config, DeepseekConfig):
         raise ValueError(f"{folder} holds a {config.architecture}, which no device kernels run; make it again")
     return load_gpu_model(folder, config, dtype=torch.bfloat16, device=str(device))
-
-
-def _runner(model: Any, settings: EngineSettings, device: torch.device) -> Any:
-    if device.type != "cuda":
-        return TorchRunner(model, settings, device)
-    from deepseek_engine.runners.cuda import CudaRunner
-
-    runner = CudaRunner(model, settings)
-    runner.capture()
-    return runner
 
 
 def _allocated(device: torch.device) -> int:

@@ -167,14 +167,19 @@ def run_section(bench: Bench, name: str, compilations: Compilations, captures: C
 
 def interactive(work: Work) -> None:
     """Start to first token, and streams that long prompts disturb, with the profile that a service has by default."""
-    settings = profile("balanced", enable_prefix_caching=False, max_model_len=work.sizes.max_model_len)
+    on_gpu = work.device.type == "cuda"
+    settings = profile("balanced", on_gpu=on_gpu, enable_prefix_caching=False, max_model_len=work.sizes.max_model_len)
     serve(work, "interactive", settings)
 
 
 def bulk(work: Work) -> None:
     """Everything else of the engine. A step takes as many prompt tokens as fit, whether others decode or not."""
     settings = profile(
-        "throughput", enable_prefix_caching=False, max_model_len=work.sizes.max_model_len, prefill_chunk=8192
+        "throughput",
+        on_gpu=work.device.type == "cuda",
+        enable_prefix_caching=False,
+        max_model_len=work.sizes.max_model_len,
+        prefill_chunk=8192,
     )
     serve(work, "bulk", settings)
 

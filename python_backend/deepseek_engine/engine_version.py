@@ -1,5 +1,7 @@
 """From a loaded model to a version that is ready: sizes of the cache, the engine, and a warm-up."""
 
+from typing import Any
+
 import torch
 from piccard_contract.sampling import SamplingParams
 from piccard_contract.version_file import CacheDtype, Precision, VersionFile, VersionFileError
@@ -10,7 +12,9 @@ from deepseek_engine.models import Model
 from deepseek_engine.profiles import profile
 from deepseek_engine.pulse import Pulse
 from deepseek_engine.request import EngineRequest
+from deepseek_engine.runners.base import ModelRunner
 from deepseek_engine.runners.torch import TorchRunner
+from deepseek_engine.settings import EngineSettings
 from deepseek_engine.text.tokenizer import Tokenizer
 from deepseek_engine.version import OpenVersion
 
@@ -33,14 +37,29 @@ def engine_version(
     """
     on_gpu = device.type == "cuda"
     total = torch.cuda.get_device_properties(device).total_memory if on_gpu else host_memory()
-    block = {} if file.cache.block is None else {"block_size": file.cache.block}
-    settings = profile(
-        file.profile.value,
-        **block,
-        cache_bytes=cache_bytes(file.memory, on_gpu=on_gpu, total=total, weights=weights),
-        max_model_len=file.max_model_len,
-    )
+    cache = cache_bytes(file.memory, on_gpu=on_gpu, total=total, weights=weights)
+    settings = settings_of(file, on_gpu=on_gpu, cache_bytes=cache)
     runner = TorchRunner(model, settings, device)
+    return warm_version(file, runner, tokenizer, settings, device=device, pulse=pulse)
+
+
+def settings_of(file: VersionFile, *, on_gpu: bool, **changes: Any) -> EngineSettings:
+    """The settings that version.yaml names. Raises ValueError where they contradict each other."""
+    if file.cache.block is not None:
+        changes["block_size"] = file.cache.block
+    return profile(file.profile.value, on_gpu=on_gpu, max_model_len=file.max_model_len, **changes)
+
+
+def warm_version(
+    file: VersionFile,
+    runner: ModelRunner,
+    tokenizer: Tokenizer,
+    settings: EngineSettings,
+    *,
+    device: torch.device,
+    pulse: Pulse,
+) -> OpenVersion:
+    """The version around a runner, after one short generation. Raises where the model cannot even do that."""
     engine = Engine(runner, tokenizer, settings)
     _warm_up(engine)
     return OpenVersion(

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 # Of a GPU where version.yaml says nothing: stable and canary live on one card.
-DEFAULT_GPU_SHARE = 0.4
+DEFAULT_GPU_SHARE = 0.9 / 2
 # For the cache alone, on a CPU where version.yaml says nothing; weights are mapped files, which the system can drop.
 DEFAULT_CPU_CACHE = 1 << 30
 

@@ -31,7 +31,16 @@ PROFILES: dict[str, EngineSettings] = {
 }
 
 
-def profile(name: str, **changes: Any) -> EngineSettings:
+GPU_CHANGES: dict[str, dict[str, Any]] = {
+    # A chunk and 128 decodes still run from a graph.
+    "balanced": {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "prefill_chunk": 384, "block_size": 64},
+    "latency": {"max_num_seqs": 32, "max_num_batched_tokens": 4096, "prefill_chunk": 256, "block_size": 64},
+    "throughput": {"max_num_batched_tokens": 16384, "prefill_chunk": 8192},
+}
+"""What is otherwise on a GPU, where a step of few tokens reads nearly as much memory as one of many."""
+
+
+def profile(name: str, *, on_gpu: bool = False, **changes: Any) -> EngineSettings:
     """The settings called `name`, with `changes` to single fields.
 
     Raises:
@@ -43,4 +52,4 @@ def profile(name: str, **changes: Any) -> EngineSettings:
     if unknown:
         known = ", ".join(EngineSettings.__dataclass_fields__)
         raise ValueError(f"engine settings have no {', '.join(unknown)}; they are {known}")
-    return replace(PROFILES[name], **changes)
+    return replace(PROFILES[name], **{**(GPU_CHANGES[name] if on_gpu else {}), **changes})

@@ -1,16 +1,20 @@
 """Opens a version with `runner: torch`."""
 
+import logging
 from pathlib import Path
 
 import torch
 from piccard_contract.version_file import Precision, VersionFile, VersionFileError
 
 from deepseek_engine.engine_version import LOADED, chosen_precision, engine_version
+from deepseek_engine.gpu_version import open_gpu, unserved
 from deepseek_engine.memory_budget import file_bytes
-from deepseek_engine.models import load_model
+from deepseek_engine.models import load_config, load_model
 from deepseek_engine.pulse import Pulse
 from deepseek_engine.text.tokenizer import Tokenizer
 from deepseek_engine.version import OpenVersion, Progress
+
+_log = logging.getLogger(__name__)
 
 _DTYPES = {
     Precision.FLOAT32: torch.float32,
@@ -33,6 +37,10 @@ def open_torch(file: VersionFile, *, checkpoint: Path, progress: Progress, threa
     if threads is not None:
         torch.set_num_threads(threads)
     tokenizer = Tokenizer.from_folder(checkpoint)
+    if device.type == "cuda" and (reason := unserved(load_config(checkpoint), dtype)) is None:
+        return open_gpu(file, tokenizer, checkpoint=checkpoint, dtype=dtype, device=device, progress=progress)
+    if device.type == "cuda":
+        _log.warning("the model runs operator by operator in torch, without the device kernels: %s", reason)
     used = _allocated(device)
     model = load_model(
         checkpoint, dtype=dtype, device=str(device), progress=lambda done, total: progress(LOADED * done / total)
@@ -52,7 +60,7 @@ def open_torch(file: VersionFile, *, checkpoint: Path, progress: Progress, threa
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise VersionFileError(

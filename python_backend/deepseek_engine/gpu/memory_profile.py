@@ -1,5 +1,6 @@
 """How many cache blocks fit on a card beside the weights and the largest steps, found by running those."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,19 +22,21 @@ class MemoryProfile:
     """Bytes of a version on one card; measured, and this process's own alone.
 
     Attributes:
+        weights: of the model, which is loaded already.
         fixed: weights, and buffers of the runner.
         step: more at the peak of the largest step.
         graphs: what captured steps keep.
         block: of a cache block.
     """
 
+    weights: int
     fixed: int
     step: int
     graphs: int
     block: int
 
     def blocks(self, budget: int, free: int) -> int:
-        """Cache blocks within `budget` bytes, of which `free` and what is taken already are there.
+        """Cache blocks within `budget` bytes; the card has `free` left beside what is loaded, the weights included.
 
         Raises:
             MemoryBudgetError: not even one, or the card has less left than the budget; with figures.
@@ -48,9 +51,9 @@ class MemoryProfile:
                 f"version.yaml: memory allows {_gib(budget)}, but {parts}, and a block of the cache "
                 f"{_gib(self.block)}; raise memory, or take a smaller checkpoint or profile"
             )
-        if budget - self.fixed > free:
+        if budget - self.weights - CONTEXT_BYTES > free:
             raise MemoryBudgetError(
-                f"version.yaml: memory allows {_gib(budget)}, of which {_gib(self.fixed)} are taken, but the card has "
+                f"version.yaml: memory allows {_gib(budget)}, of which {_gib(self.weights)} are taken, but the card has "
                 f"only {_gib(free)} left beside the versions that are loaded; lower memory, or retire a version"
             )
         return (budget - needed) // self.block
@@ -62,6 +65,7 @@ def profile_memory(model: GpuDecoder, settings: EngineSettings) -> MemoryProfile
     This compiles what long steps need. Everything is given back before it returns, but for the model.
     """
     device = model.device
+    weights = torch.cuda.memory_allocated(device)
     context = min(EXPANDED_TOKENS, settings.max_model_len or model.config.max_position_embeddings)
     blocks = -(-max(context, settings.max_num_batched_tokens) // settings.block_size) + 1
     runner = CudaRunner(model, replace(settings, max_model_len=None), num_blocks=blocks)
@@ -72,12 +76,11 @@ def profile_memory(model: GpuDecoder, settings: EngineSettings) -> MemoryProfile
     step = _peak(runner.longest_steps, device) - base
     del runner
     torch.cuda.empty_cache()
-    return MemoryProfile(fixed=base - blocks * block, step=step, graphs=graphs, block=block)
+    return MemoryProfile(weights=weights, fixed=base - blocks * block, step=step, graphs=graphs, block=block)
 
 
-def _peak(run: object, device: torch.device) -> int:
+def _peak(run: Callable[[], None], device: torch.device) -> int:
     torch.cuda.reset_peak_memory_stats(device)
-    assert callable(run)
     run()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device)

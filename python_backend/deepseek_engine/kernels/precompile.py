@@ -58,14 +58,28 @@ def precompile(rows: Iterable[Row], architecture: int) -> None:
 
 def compile_lines(lines: Iterable[str]) -> None:
     """Compile rows that are named as in the module's text; a row that a model made for itself is in no table."""
-    from deepseek_engine.kernels.aot import compile_variant
+    import torch
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.driver import CudaLauncher
+
     from deepseek_engine.kernels.catalogue import TABLES
+    from deepseek_engine.kernels.launcher import options, source
 
     known = {(table.kernel.name, row.name): (table.kernel, row) for table in TABLES for row in table.variants}
     for line in lines:
         kernel, name, dtype, architecture = line.split()
-        if (kernel, name) in known:
-            compile_variant(*known[kernel, name], dtype, int(architecture))
+        if (kernel, name) not in known:
+            continue
+        declared, row = known[kernel, name]
+        compiled = triton.compile(
+            source(declared, row, dtype, int(architecture)),
+            target=GPUTarget("cuda", int(architecture), 32),
+            options=options(declared, row, int(architecture)),
+        )
+        if torch.cuda.is_available():
+            # The few lines of C that hand a kernel its arguments are compiled too; they need the driver's library.
+            CudaLauncher(compiled.src, compiled.metadata)
 
 
 def _mark(lines: list[str]) -> Path:

@@ -1,0 +1,91 @@
+"""Opens a version on a GPU, with the device kernels and CUDA graphs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from piccard_contract.version_file import VersionFile
+
+from deepseek_engine.engine_version import LOADED, settings_of, warm_version
+from deepseek_engine.memory_budget import DEFAULT_GPU_SHARE, MemoryBudgetError, file_bytes, memory_bytes
+from deepseek_engine.models import ModelConfig, load_config
+from deepseek_engine.models.config import DeepseekConfig
+from deepseek_engine.pulse import Pulse
+from deepseek_engine.text.tokenizer import Tokenizer
+from deepseek_engine.version import OpenVersion, Progress
+
+if TYPE_CHECKING:
+    from deepseek_engine.gpu.decoder import GpuDecoder
+    from deepseek_engine.runners.cuda import CudaRunner
+    from deepseek_engine.settings import EngineSettings
+
+
+def unserved(config: ModelConfig, dtype: torch.dtype) -> str | None:
+    """Why a model is not served by the device kernels, or None where it is."""
+    if not isinstance(config, DeepseekConfig):
+        return f"{config.architecture} has no device kernels yet"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"the device kernels compute in bfloat16 and float16, not in {dtype}; publish with --precision bfloat16"
+    return None
+
+
+def open_gpu(
+    file: VersionFile,
+    tokenizer: Tokenizer,
+    *,
+    checkpoint: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+) -> OpenVersion:
+    """Load the checkpoint, find the cache's size by running the largest steps, capture the graphs.
+
+    Raises:
+        ValueError: memory, settings or checkpoint cannot be used; says what to change.
+    """
+    from deepseek_engine.gpu.decoder import load_gpu_model
+
+    settings = settings_of(file, on_gpu=True)
+    config = load_config(checkpoint)
+    assert isinstance(config, DeepseekConfig)
+    total = torch.cuda.get_device_properties(device).total_memory
+    budget = memory_bytes(DEFAULT_GPU_SHARE if file.memory is None else file.memory, total)
+    _check_weights(file_bytes(checkpoint, "*.safetensors"), budget, torch.cuda.mem_get_info(device)[0])
+    pulse = Pulse()
+    model = load_gpu_model(
+        checkpoint,
+        config,
+        dtype=dtype,
+        device=str(device),
+        positions=file.max_model_len,
+        progress=lambda done, all_bytes: progress(LOADED * done / all_bytes),
+    )
+    model.on_layer = pulse.beat
+    runner = gpu_runner(model, settings, budget)
+    return warm_version(file, runner, tokenizer, settings, device=device, pulse=pulse)
+
+
+def gpu_runner(model: "GpuDecoder", settings: "EngineSettings", budget: int) -> "CudaRunner":
+    """A runner whose every graph is captured, with the largest cache that `budget` bytes of the card allow.
+
+    Raises:
+        MemoryBudgetError: they do not hold the model, its steps and a cache.
+    """
+    from deepseek_engine.gpu.memory_profile import profile_memory
+    from deepseek_engine.runners.cuda import CudaRunner
+
+    profile = profile_memory(model, settings)
+    free, _ = torch.cuda.mem_get_info(model.device)
+    runner = CudaRunner(model, settings, profile.blocks(budget, free))
+    runner.capture()
+    return runner
+
+
+def _check_weights(weights: int, budget: int, free: int) -> None:
+    """Refuse with figures what cannot fit, before anything is read and an allocation fails."""
+    if weights > min(budget, free):
+        raise MemoryBudgetError(
+            f"version.yaml: the weights take {weights / 2**30:.2f} GiB, but memory allows {budget / 2**30:.2f} GiB and "
+            f"the card has {free / 2**30:.2f} GiB left beside the versions that are loaded; raise memory, retire a "
+            "version, or take a smaller checkpoint"
+        )
