@@ -25,7 +25,7 @@ def test_the_cache_gets_what_the_weights_leave() -> None:
 
 
 def test_without_a_setting_a_gpu_is_shared_and_a_cpu_gives_a_gibibyte() -> None:
-    assert cache_bytes(None, on_gpu=True, total=10 * GIB, weights=GIB) == 3 * GIB
+    assert cache_bytes(None, on_gpu=True, total=10 * GIB, weights=GIB) == 9 * GIB // 2 - GIB
     assert cache_bytes(None, on_gpu=False, total=16 * GIB, weights=100 * GIB) == GIB
     assert cache_bytes(None, on_gpu=False, total=2 * GIB, weights=0) == GIB // 2
 

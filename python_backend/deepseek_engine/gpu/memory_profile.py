@@ -53,8 +53,8 @@ class MemoryProfile:
             )
         if budget - self.weights - CONTEXT_BYTES > free:
             raise MemoryBudgetError(
-                f"version.yaml: memory allows {_gib(budget)}, of which {_gib(self.weights)} are taken, but the card has "
-                f"only {_gib(free)} left beside the versions that are loaded; lower memory, or retire a version"
+                f"version.yaml: memory allows {_gib(budget)}, of which {_gib(self.weights)} are taken, but the card "
+                f"has only {_gib(free)} left beside the versions that are loaded; lower memory, or retire a version"
             )
         return (budget - needed) // self.block
 
