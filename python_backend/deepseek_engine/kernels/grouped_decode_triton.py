@@ -9,8 +9,8 @@ GQA (arXiv:2305.13245); K = H is multi-head attention. Query head h reads key he
     lse[h]  = ln sum_n exp s[h, n]                              float32, -inf where nothing is visible
 
 A sequence brings 1 to 8 query tokens, the last of which sees the whole context and each earlier one a token less. The
-query heads of one key head, of all its query tokens, are the rows of one product, so that a key head's part of the cache
-is read once for up to BLOCK_ROWS of them.
+query heads of one key head, of all the sequence's query tokens, are the rows of one product, so that a key head's part
+of the cache is read once for up to BLOCK_ROWS of them.
 
 Splits are chosen on the device by `mla_decode_triton.schedule_kernel`: a worker, once a key head, walks through the
 sequences in its span of the line of tiles. A sequence inside one span is written at once, the parts of others go to
@@ -214,10 +214,7 @@ def grouped_decode_kernel(
                     first_row = first_token * heads
                     tl.store(lse_ptr + first_row + place, lse, mask=valid)
                     tl.store(
-                        out_ptr
-                        + first_row * width
-                        + (place * (WIDTH if WHOLE else width))[:, None]
-                        + d[None, :],
+                        out_ptr + first_row * width + (place * (WIDTH if WHOLE else width))[:, None] + d[None, :],
                         out.to(out_ptr.dtype.element_ty),
                         mask=mask,
                     )

@@ -75,7 +75,10 @@ def grouped_prefill_kernel(
         query = row // group - first_query
         head = key_head * group + row % group
         q = tl.load(
-            q_ptr + first_token * q_token_stride + (query * q_token_stride + head * q_head_stride)[:, None] + d[None, :],
+            q_ptr
+            + first_token * q_token_stride
+            + (query * q_token_stride + head * q_head_stride)[:, None]
+            + d[None, :],
             mask=d_inside[None, :],
             other=0.0,
         )
@@ -241,11 +244,12 @@ def grouped_prefill(
     """Attend each row's new tokens to the cache, which already holds them.
 
     q [T, H, d], rotated, of any token and head strides that are multiples of 16 bytes, so a slice of a projection will
-    do; keys and values [slots, K * d], one layer's planes; scale above 0. On the device: query_starts int32 [R + 1], row
-    r owns q[query_starts[r] : query_starts[r + 1]]; lengths int32 [R], tokens in the cache, the row's new ones last;
-    tables int32 [rows, blocks] of blocks of `page` tokens; table_index int32 [R], the row of `tables` that each row
-    uses, by default its own. `longest`: the most new tokens of a row, on the host; a captured launch serves fewer too.
-    Returns out [T, H, d] in q's dtype and the log-sum-exp float32 [T, H], -inf (and 0 out) where a query sees no key.
+    do; keys and values [slots, K * d], one layer's planes; scale above 0. On the device: query_starts int32 [R + 1],
+    row r owns q[query_starts[r] : query_starts[r + 1]]; lengths int32 [R], tokens in the cache, the row's new ones
+    last; tables int32 [rows, blocks] of blocks of `page` tokens; table_index int32 [R], the row of `tables` that each
+    row uses, by default its own. `longest`: the most new tokens of a row, on the host; a captured launch serves fewer
+    too. Returns out [T, H, d] in q's dtype and the log-sum-exp float32 [T, H], -inf (and 0 out) where a query sees no
+    key.
 
     Raises:
         ValueError: heads that do not divide.
