@@ -67,6 +67,11 @@ def test_any_number_of_spans_gives_the_same(workers: int) -> None:
     check(GroupedCase([300, 1, 64, 129], [1, 1, 1, 1], 8, 2, 64, 64, DTYPES[1]), workers=workers)
 
 
+def test_a_part_that_early_queries_do_not_see_weighs_nothing() -> None:
+    # The second span holds the last two tokens alone.
+    check(GroupedCase([130], [8], 4, 2, 64, 64, DTYPES[1]), workers=2)
+
+
 def test_a_padded_row_and_early_queries_without_keys_are_empty() -> None:
     case = GroupedCase([40, 0, 2], [1, 1, 4], 4, 2, 64, 16, DTYPES[1])
     out, lse = kernels.grouped_decode(case.q, case.keys, case.values, plan_of(case), case.scale)
