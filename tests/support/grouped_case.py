@@ -47,7 +47,7 @@ class GroupedCase:
             if length:
                 self.keys[self.slots[-1]] = random(length, entry, dtype=self.dtype, seed=2 * number + self.seed)
                 self.values[self.slots[-1]] = random(length, entry, dtype=self.dtype, seed=2 * number + 1 + self.seed)
-        self.tables, self.table_index = tables.to(DEVICE), index.to(torch.int32).to(DEVICE)
+        self.tables, self.table_rows = tables.to(DEVICE), index.to(torch.int32).to(DEVICE)
         tokens, columns = sum(self.queries), self.heads + 2 * self.key_heads
         projected = random(tokens, columns, self.width, dtype=self.dtype, seed=1, scale=self.width**-0.5)
         self.q = projected[:, : self.heads]
@@ -83,7 +83,7 @@ class GroupedCase:
 
     def move_to(self, keys: Tensor, values: Tensor) -> None:
         """Put the first sequence's pages at the end of other planes, whose rows are as wide."""
-        row, blocks = int(self.table_index[0]), -(-self.lengths[0] // self.page)
+        row, blocks = int(self.table_rows[0]), -(-self.lengths[0] // self.page)
         first = keys.shape[0] // self.page - blocks
         for block, source in enumerate(self.tables[row, :blocks].tolist()):
             target = slice((first + block) * self.page, (first + block + 1) * self.page)

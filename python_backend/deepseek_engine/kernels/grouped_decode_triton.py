@@ -117,7 +117,7 @@ def grouped_decode_kernel(
     keys_ptr,
     values_ptr,
     table_ptr,
-    table_index_ptr,
+    table_rows_ptr,
     lengths_ptr,
     query_starts_ptr,
     plan_ptr,
@@ -180,7 +180,7 @@ def grouped_decode_kernel(
                     mask=d_inside[None, :],
                     other=0.0,
                 )
-                table_row = table_ptr + tl.load(table_index_ptr + sequence).to(tl.int64) * table_stride
+                table_row = table_ptr + tl.load(table_rows_ptr + sequence).to(tl.int64) * table_stride
                 acc, peak, weight = attend_cached(
                     tl.zeros((BLOCK_ROWS, WIDTH), dtype=tl.float32),
                     tl.full((BLOCK_ROWS,), float("-inf"), dtype=tl.float32),
@@ -295,7 +295,7 @@ GROUPED_DECODE = Table(
             "keys_ptr": "*T",
             "values_ptr": "*T",
             "table_ptr": "*i32",
-            "table_index_ptr": "*i32",
+            "table_rows_ptr": "*i32",
             "lengths_ptr": "*i32",
             "query_starts_ptr": "*i32",
             "plan_ptr": "*i32",
@@ -341,8 +341,6 @@ class GroupedDecodePlan(DecodePlan):
     """What every layer's decode of one step shares. Its tensors may be refilled between replays of a graph."""
 
     key_heads: int
-    table_index: Tensor
-    """int32 [R]: the row of `tables` that each sequence uses."""
 
     @property
     def dims(self) -> dict[str, int]:
@@ -366,7 +364,7 @@ def grouped_decode_plan(
     width: int,
     dtype: torch.dtype,
     max_queries: int = 1,
-    table_index: Tensor | None = None,
+    table_rows: Tensor | None = None,
     workers: int | None = None,
     variant: Variant | None = None,
 ) -> GroupedDecodePlan:
@@ -374,7 +372,7 @@ def grouped_decode_plan(
 
     lengths int32 [R], the step's own tokens included, 0 for a padded row; query_starts int32 [R + 1], at most
     `max_queries` apart; tables int32 [rows, blocks] of blocks of `page` tokens, or [rows, tokens] of slots where page
-    is 0; table_index int32 [R], the row of `tables` that each sequence uses, by default its own.
+    is 0; table_rows int32 [R], the row of `tables` that each sequence uses, by default its own.
 
     Raises:
         ValueError: more than MAX_QUERIES query tokens a sequence, which are prefill; heads that do not divide.
@@ -394,6 +392,7 @@ def grouped_decode_plan(
         lengths=lengths,
         query_starts=query_starts,
         tables=tables,
+        table_rows=own_rows(sequences, device) if table_rows is None else table_rows,
         page=page,
         heads=heads,
         max_queries=max_queries,
@@ -403,7 +402,6 @@ def grouped_decode_plan(
         parts=torch.empty(sizes["parts"] // 4, dtype=torch.float32, device=device),
         part_lse=torch.empty(sizes["part_lse"] // 4, dtype=torch.float32, device=device),
         key_heads=key_heads,
-        table_index=own_rows(sequences, device) if table_index is None else table_index,
     )
     plan.schedule()
     return plan
@@ -457,7 +455,7 @@ def grouped_decode(
             "keys_ptr": keys,
             "values_ptr": values,
             "table_ptr": plan.tables,
-            "table_index_ptr": plan.table_index,
+            "table_rows_ptr": plan.table_rows,
             "lengths_ptr": plan.lengths,
             "q_token_stride": q.stride(0),
             "q_head_stride": q.stride(1),

@@ -34,7 +34,7 @@ def grouped_prefill_kernel(
     keys_ptr,
     values_ptr,
     table_ptr,
-    table_index_ptr,
+    table_rows_ptr,
     lengths_ptr,
     query_starts_ptr,
     out_ptr,
@@ -83,7 +83,7 @@ def grouped_prefill_kernel(
             other=0.0,
         )
         head_offset = key_head * (WIDTH if WHOLE else width)
-        table_row = table_ptr + tl.load(table_index_ptr + sequence).to(tl.int64) * table_stride
+        table_row = table_ptr + tl.load(table_rows_ptr + sequence).to(tl.int64) * table_stride
         first_visible = length - queries + first_query + 1
         visible = first_visible + query
         whole_tiles = tl.minimum(tl.maximum(first_visible, 0), length) // TILE
@@ -190,7 +190,7 @@ GROUPED_PREFILL = Table(
             "keys_ptr": "*T",
             "values_ptr": "*T",
             "table_ptr": "*i32",
-            "table_index_ptr": "*i32",
+            "table_rows_ptr": "*i32",
             "lengths_ptr": "*i32",
             "query_starts_ptr": "*i32",
             "out_ptr": "*T",
@@ -237,7 +237,7 @@ def grouped_prefill(
     page: int,
     longest: int,
     scale: float,
-    table_index: Tensor | None = None,
+    table_rows: Tensor | None = None,
     out: Tensor | None = None,
     row: Variant | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -246,7 +246,7 @@ def grouped_prefill(
     q [T, H, d], rotated, of any token and head strides that are multiples of 16 bytes, so a slice of a projection will
     do; keys and values [slots, K * d], one layer's planes; scale above 0. On the device: query_starts int32 [R + 1],
     row r owns q[query_starts[r] : query_starts[r + 1]]; lengths int32 [R], tokens in the cache, the row's new ones
-    last; tables int32 [rows, blocks] of blocks of `page` tokens; table_index int32 [R], the row of `tables` that each
+    last; tables int32 [rows, blocks] of blocks of `page` tokens; table_rows int32 [R], the row of `tables` that each
     row uses, by default its own. `longest`: the most new tokens of a row, on the host; a captured launch serves fewer
     too. Returns out [T, H, d] in q's dtype and the log-sum-exp float32 [T, H], -inf (and 0 out) where a query sees no
     key.
@@ -279,7 +279,7 @@ def grouped_prefill(
             "keys_ptr": keys,
             "values_ptr": values,
             "table_ptr": tables,
-            "table_index_ptr": own_rows(sequences, q.device) if table_index is None else table_index,
+            "table_rows_ptr": own_rows(sequences, q.device) if table_rows is None else table_rows,
             "lengths_ptr": lengths,
             "query_starts_ptr": query_starts,
             "out_ptr": out,

@@ -26,7 +26,7 @@ def plan_of(case: GroupedCase, **options: object) -> kernels.GroupedDecodePlan:
         width=case.width,
         dtype=case.dtype,
         max_queries=max(case.queries),
-        **{"table_index": case.table_index} | options,
+        **{"table_rows": case.table_rows} | options,
     )
 
 
@@ -83,12 +83,12 @@ def test_a_padded_row_and_early_queries_without_keys_are_empty() -> None:
 def test_one_plan_serves_other_lengths_and_tables() -> None:
     case, other = (GroupedCase(lengths, [1, 1, 1], 6, 2, 64, 32, DTYPES[1]) for lengths in ([9, 200, 33], [150, 0, 64]))
     tables = torch.zeros(5, 9, dtype=torch.int32, device=DEVICE)
-    plan = plan_of(case, table_index=case.table_index.clone())
+    plan = plan_of(case, table_rows=case.table_rows.clone())
     plan.tables = tables
     for part in (case, other):
         tables[:, : part.tables.shape[1]] = part.tables
         plan.lengths.copy_(part.device_lengths)
-        plan.table_index.copy_(part.table_index)
+        plan.table_rows.copy_(part.table_rows)
         plan.schedule()
         out, _ = kernels.grouped_decode(part.q, part.keys, part.values, plan, part.scale)
         assert relative_error(out, part.exact()[0]) < TOLERANCE[part.dtype]
@@ -96,8 +96,8 @@ def test_one_plan_serves_other_lengths_and_tables() -> None:
 
 def test_a_sequence_uses_its_own_row_where_no_index_is_given() -> None:
     case = GroupedCase([40, 70], [1, 1], 4, 2, 64, 16, DTYPES[1])
-    plan = plan_of(case, table_index=None)
-    plan.tables = case.tables[case.table_index.long()].contiguous()
+    plan = plan_of(case, table_rows=None)
+    plan.tables = case.tables[case.table_rows.long()].contiguous()
     out, _ = kernels.grouped_decode(case.q, case.keys, case.values, plan, case.scale)
     assert relative_error(out, case.exact()[0]) < TOLERANCE[case.dtype]
 

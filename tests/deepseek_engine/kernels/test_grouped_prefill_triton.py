@@ -25,7 +25,7 @@ def prefill(case: GroupedCase, **options: object) -> tuple[torch.Tensor, torch.T
         case.tables,
         page=case.page,
         scale=case.scale,
-        **{"table_index": case.table_index, "longest": max(case.queries)} | options,
+        **{"table_rows": case.table_rows, "longest": max(case.queries)} | options,
     )
 
 
@@ -80,8 +80,8 @@ def test_a_longer_grid_and_rows_without_queries_change_nothing() -> None:
 
 def test_a_row_uses_its_own_table_where_no_index_is_given() -> None:
     case = GroupedCase([40, 70], [10, 70], 4, 2, 64, 16, DTYPES[1])
-    case.tables = case.tables[case.table_index.long()].contiguous()
-    check(case, table_index=None)
+    case.tables = case.tables[case.table_rows.long()].contiguous()
+    check(case, table_rows=None)
 
 
 def test_the_reference_agrees() -> None:
