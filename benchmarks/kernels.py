@@ -1076,6 +1076,7 @@ def grouped_prefills(report: Report) -> None:
                         page=64,
                         longest=length,
                         scale=GROUPED_WIDTH**-0.5,
+                        table_rows=starts[:1],
                         row=row,
                     )[0]
 

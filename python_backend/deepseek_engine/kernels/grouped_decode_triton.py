@@ -429,8 +429,8 @@ def grouped_decode(
     """Attend to the cache, which already holds the step's own entries.
 
     q [T, H, d], rotated, of any token and head strides that are multiples of 16 bytes, so a slice of a projection will
-    do; keys and values [slots, K * d], one layer's planes; scale above 0. Returns out [T, H, d] in q's dtype and the
-    log-sum-exp float32 [T, H].
+    do; keys and values [slots, K * d], one layer's planes; scale above 0. Returns `out` [T, H, d], contiguous, by
+    default a new one of q's dtype, and the log-sum-exp float32 [T, H].
     """
     tokens, heads, width = q.shape
     out = torch.empty(tokens, heads, width, dtype=q.dtype, device=q.device) if out is None else out

@@ -248,8 +248,8 @@ def grouped_prefill(
     row r owns q[query_starts[r] : query_starts[r + 1]]; lengths int32 [R], tokens in the cache, the row's new ones
     last; tables int32 [rows, blocks] of blocks of `page` tokens; table_rows int32 [R], the row of `tables` that each
     row uses, by default its own. `longest`: the most new tokens of a row, on the host; a captured launch serves fewer
-    too. Returns out [T, H, d] in q's dtype and the log-sum-exp float32 [T, H], -inf (and 0 out) where a query sees no
-    key.
+    too. Returns `out` [T, H, d], contiguous, by default a new one of q's dtype, and the log-sum-exp float32 [T, H],
+    -inf (and 0 out) where a query sees no key.
 
     Raises:
         ValueError: heads that do not divide.

@@ -84,6 +84,15 @@ def test_a_row_uses_its_own_table_where_no_index_is_given() -> None:
     check(case, table_rows=None)
 
 
+def test_rows_of_another_tensor_take_the_result() -> None:
+    case = GroupedCase([40], [40], 4, 2, 64, 16, DTYPES[1])
+    out = torch.full((60, 4, 64), 7.0, dtype=case.dtype, device=DEVICE)
+    prefill(case, out=out[10:50])
+    assert relative_error(out[10:50], case.exact()[0]) < TOLERANCE[case.dtype]
+    assert (out[:10] == 7.0).all()
+    assert (out[50:] == 7.0).all()
+
+
 def test_the_reference_agrees() -> None:
     case = GroupedCase([77], [30], 6, 2, 64, 16, DTYPES[0])
     slots = torch.tensor(case.slots[0], device=DEVICE)
