@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.chaining import follow
 from deepseek_engine.kernels.dispatch import require
 from deepseek_engine.kernels.mla_decode_triton import MAX_QUERIES, MLA_MERGE, PAGES, DecodePlan, slots_of
 from deepseek_engine.kernels.variants import ADA, AMPERE, HOPPER, Kernel, LaunchPlan, Step, Table, Variant, ceil_div
@@ -141,7 +142,9 @@ def grouped_decode_kernel(
     BLOCK_ROWS: tl.constexpr,
     TILE: tl.constexpr,
     PAGE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
     # Key heads lie beside each other in a slot: programs that start together read neighbouring memory.
     key_head = tl.program_id(0) % key_heads
     row_block = tl.program_id(0) // key_heads
@@ -314,6 +317,7 @@ GROUPED_DECODE = Table(
         },
         constants=("WIDTH", "WHOLE", "BLOCK_ROWS", "TILE", "PAGE"),
         divisible=frozenset(("q_ptr", "keys_ptr", "values_ptr", "out_ptr", "part_ptr", *_STRIDES, "width")),
+        chained=True,
     ),
     tuple(tiling.variant(page) for tiling in TILINGS for page in tiling.pages),
 )

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.chaining import follow
 from deepseek_engine.kernels.dispatch import require
 from deepseek_engine.kernels.rope_cache_triton import rotate_rows
 from deepseek_engine.kernels.variants import Kernel, LaunchPlan, Step, Table, Variant
@@ -55,7 +56,9 @@ def grouped_rope_cache_kernel(
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     query_blocks = tl.cdiv(heads, BLOCK_HEADS)
@@ -123,6 +126,7 @@ GROUPED_ROPE_CACHE = Table(
         },
         constants=("BLOCK_HEADS", "HALF", "INTERLEAVED", "NORM"),
         divisible=frozenset((*_POINTERS, *_STRIDES, "table_ptr", "half")),
+        chained=True,
     ),
     tuple(
         variant(
