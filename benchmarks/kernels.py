@@ -28,12 +28,16 @@ from deepseek_engine.kernels import (
     block_masks,
     block_sparse_attention_triton,
     block_sparse_gemm_triton,
+    grouped_decode_triton,
+    grouped_prefill_triton,
+    grouped_rope_triton,
     launcher,
     mla_decode_triton,
     mla_prefill_triton,
     moe_gate_triton,
     moe_triton,
     rms_norm_triton,
+    rope,
     rope_cache_triton,
     sampling_triton,
     small_gemm_triton,
@@ -230,6 +234,61 @@ def rope_rows() -> Iterator[Variant]:
         yield Variant("rope_cache", f"h{heads}w{warps}", constants, warps, 1)
 
 
+GROUPED_WIDTH = 128
+GROUPED_DECODES = tuple(
+    grouped_decode_triton.Tiling(
+        f"t{tile}w{warps}s{stages}x{blocks}",
+        GROUPED_WIDTH,
+        16,
+        tile,
+        warps,
+        stages,
+        (HOPPER,),
+        (1, 16),
+        blocks=blocks,
+    ).variant(64)
+    for tile, warps, stages, blocks in (
+        (64, 4, 3, 2),
+        (64, 4, 4, 2),
+        (64, 4, 5, 1),
+        (64, 4, 2, 2),
+        (64, 8, 3, 1),
+        (64, 8, 4, 1),
+        (32, 4, 3, 2),
+        (32, 4, 4, 3),
+        (32, 4, 6, 2),
+        (32, 2, 4, 4),
+    )
+)
+GROUPED_PREFILLS = tuple(
+    grouped_prefill_triton.variant(
+        f"r{rows}k{tile}w{warps}s{stages}", GROUPED_WIDTH, rows, tile, warps, stages, (HOPPER,), 64
+    )
+    for rows, tile, warps, stages in (
+        (128, 64, 8, 3),
+        (128, 64, 8, 2),
+        (128, 64, 8, 4),
+        (128, 128, 8, 2),
+        (128, 128, 8, 3),
+        (128, 32, 8, 4),
+        (64, 64, 4, 3),
+        (64, 128, 4, 2),
+    )
+)
+GROUPED_ROPES = tuple(
+    grouped_rope_triton.variant(
+        f"{'pairs' if interleaved else 'halves'}_h{heads}w{warps}",
+        heads,
+        GROUPED_WIDTH // 2,
+        warps,
+        interleaved=interleaved,
+        norm=False,
+    )
+    for interleaved in (True, False)
+    for heads, warps in ((4, 1), (8, 1), (16, 1), (8, 2), (16, 2), (16, 4), (32, 4), (32, 8))
+)
+
+
 def candidates() -> Iterator[tuple[Kernel, Variant]]:
     """Everything the sections may launch, to be compiled by all cores first."""
     for tiling in (*DECODE_16, *DECODE_128):
@@ -259,6 +318,12 @@ def candidates() -> Iterator[tuple[Kernel, Variant]]:
             yield table.kernel, row
     for row in rope_rows():
         yield rope_cache_triton.ROPE_CACHE.kernel, row
+    for table, rows in (
+        (grouped_decode_triton.GROUPED_DECODE, GROUPED_DECODES),
+        (grouped_prefill_triton.GROUPED_PREFILL, GROUPED_PREFILLS),
+        (grouped_rope_triton.GROUPED_ROPE_CACHE, GROUPED_ROPES),
+    ):
+        yield from ((table.kernel, row) for row in rows)
     for table in TABLES:
         if table not in small_gemm_triton.TABLES:
             yield from ((table.kernel, row) for row in table.variants if HOPPER in row.architectures)
@@ -888,6 +953,196 @@ def section_sampling(report: Report) -> None:
             report.add("sampling", f"{count} x {vocabulary}, {name}", "declared", us, count * vocabulary * 4 * 3)
 
 
+def paged_planes(batch: int, length: int, key_heads: int) -> dict[str, torch.Tensor]:
+    """Random keys and values of whole blocks of 64, in shuffled order."""
+    blocks = -(-length // 64)
+    planes = [torch.empty(batch * blocks * 64, key_heads * GROUPED_WIDTH, dtype=DTYPE, device=DEVICE) for _ in range(2)]
+    for plane in planes:
+        for part in plane.split(2**18):
+            part.normal_()
+    return {
+        "keys": planes[0],
+        "values": planes[1],
+        "tables": torch.randperm(batch * blocks, device=DEVICE).view(batch, blocks).to(torch.int32),
+        "lengths": torch.full((batch,), length, dtype=torch.int32, device=DEVICE),
+    }
+
+
+def grouped_errors(
+    case: dict[str, torch.Tensor], q: torch.Tensor, out: torch.Tensor, sequence: int, length: int
+) -> tuple[float, float]:
+    """The kernel's and torch's bf16 error for the query heads of key head 0, against float64.
+
+    q and out [n, heads of the key head, d]: a sequence's last tokens.
+    """
+    slots = (case["tables"][sequence].long()[:, None] * 64 + torch.arange(64, device=DEVICE)).flatten()[:length]
+    k, v = (case[name][slots, :GROUPED_WIDTH] for name in ("keys", "values"))
+    future = torch.arange(length, device=DEVICE) > torch.arange(length - q.shape[0], length, device=DEVICE)[:, None]
+    scale = GROUPED_WIDTH**-0.5
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = torch.einsum("tgd,nd->tgn", q, k) * scale
+        return scores.masked_fill(future[:, None], float("-inf")).softmax(-1) @ v
+
+    exact = attend(q.double(), k.double(), v.double())
+    return relative_error(out, exact), relative_error(attend(q, k, v), exact)
+
+
+def contiguous_attention(
+    case: dict[str, torch.Tensor], q: torch.Tensor, batch: int, length: int
+) -> Callable[[], torch.Tensor]:
+    """torch's attention over the same planes, read as if each sequence's entries followed each other."""
+    k, v = (
+        case[name].view(batch, -1, case["keys"].shape[1] // GROUPED_WIDTH, GROUPED_WIDTH) for name in ("keys", "values")
+    )
+    k, v = (x[:, :length].transpose(1, 2) for x in (k, v))
+    queries = q.view(batch, -1, *q.shape[1:]).transpose(1, 2)
+    return partial(
+        torch.nn.functional.scaled_dot_product_attention,
+        queries,
+        k,
+        v,
+        is_causal=queries.shape[2] > 1,
+        enable_gqa=queries.shape[1] != k.shape[1],
+    )
+
+
+def grouped_decodes(report: Report) -> None:
+    for batch, length, heads, key_heads in (
+        (128, 4096, 32, 8),
+        (128, 4112, 32, 8),
+        (1, 32768, 32, 8),
+        (128, 4096, 32, 32),
+        (1, 32768, 32, 32),
+    ):
+        case, q = paged_planes(batch, length, key_heads), random(batch, heads, GROUPED_WIDTH)
+        starts = torch.arange(batch + 1, dtype=torch.int32, device=DEVICE)
+        group, name = heads // key_heads, f"decode {batch} x {length}, {heads}/{key_heads}"
+        moved = batch * 4 * GROUPED_WIDTH * (length * key_heads + heads)
+        done = batch * length * heads * 4 * GROUPED_WIDTH
+        for row in GROUPED_DECODES:
+
+            def measure(row: Variant = row) -> None:
+                plan = grouped_decode_triton.grouped_decode_plan(
+                    case["lengths"],
+                    starts,
+                    case["tables"],
+                    page=64,
+                    heads=heads,
+                    key_heads=key_heads,
+                    width=GROUPED_WIDTH,
+                    dtype=DTYPE,
+                    variant=row,
+                )
+
+                def run() -> torch.Tensor:
+                    return grouped_decode_triton.grouped_decode(
+                        q, case["keys"], case["values"], plan, GROUPED_WIDTH**-0.5
+                    )[0]
+
+                error, plain = grouped_errors(case, q[-1:, :group], run()[-1:, :group], batch - 1, length)
+                report.add("grouped", name, row.name, timed([run]), moved, done, error=error, torch_error=plain)
+
+            report.attempt("grouped", name, row.name, measure)
+
+        def beside() -> None:
+            us = timed([contiguous_attention(case, q, batch, length)])
+            report.add("grouped", name, "torch, no pages", us, moved, done)
+
+        report.attempt("grouped", name, "torch, no pages", beside)
+        case.clear()
+
+
+def grouped_prefills(report: Report) -> None:
+    heads, key_heads, last = 32, 8, 64
+    group = heads // key_heads
+    for length in (4096, 4112, 16384):
+        case, q = paged_planes(1, length, key_heads), random(length, heads, GROUPED_WIDTH)
+        starts = torch.tensor([0, length], dtype=torch.int32, device=DEVICE)
+        moved = length * (heads + key_heads) * 4 * GROUPED_WIDTH
+        done = length * (length + 1) // 2 * heads * 4 * GROUPED_WIDTH
+        name = f"prefill {length}, {heads}/{key_heads}"
+        for row in GROUPED_PREFILLS:
+
+            def measure(row: Variant = row) -> None:
+                def run() -> torch.Tensor:
+                    return grouped_prefill_triton.grouped_prefill(
+                        q,
+                        case["keys"],
+                        case["values"],
+                        starts,
+                        case["lengths"],
+                        case["tables"],
+                        page=64,
+                        longest=length,
+                        scale=GROUPED_WIDTH**-0.5,
+                        table_rows=starts[:1],
+                        row=row,
+                    )[0]
+
+                error, plain = grouped_errors(case, q[-last:, :group], run()[-last:, :group], 0, length)
+                report.add("grouped", name, row.name, timed([run]), moved, done, error=error, torch_error=plain)
+
+            report.attempt("grouped", name, row.name, measure)
+
+        def beside() -> None:
+            us = timed([contiguous_attention(case, q, 1, length)])
+            report.add("grouped", name, "torch, no pages", us, moved, done)
+
+        report.attempt("grouped", name, "torch, no pages", beside)
+        case.clear()
+
+
+def grouped_ropes(report: Report) -> None:
+    tokens, half = 16384, GROUPED_WIDTH // 2
+    inv_freq = torch.rand(half, device=DEVICE)
+    table = rope_cache_triton.rope_table(inv_freq, 1.0, tokens)
+    positions, slots = torch.arange(tokens, device=DEVICE), torch.randperm(tokens, device=DEVICE)
+    turns = rope.rotations(positions[-64:], inv_freq, 1.0)
+    for heads, key_heads in ((32, 8), (32, 32)):
+        # Two sets, so that none of either stays in the cache.
+        sets = [
+            (
+                random(tokens, heads + 2 * key_heads, GROUPED_WIDTH).split((heads, key_heads, key_heads), dim=1),
+                [torch.empty(tokens, key_heads * GROUPED_WIDTH, dtype=DTYPE, device=DEVICE) for _ in range(2)],
+            )
+            for _ in range(2)
+        ]
+        moved = tokens * GROUPED_WIDTH * (4 * heads + 8 * key_heads + 4)
+        for row in GROUPED_ROPES:
+            interleaved = bool(row.constants["INTERLEAVED"])
+            order = rope.interleaving(GROUPED_WIDTH).to(DEVICE)
+
+            def turned(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+                x = x if interleaved else x[..., order]
+                x = torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * rotation)
+                return x.flatten(-2) if interleaved else torch.cat((x[..., 0], x[..., 1]), dim=-1)
+
+            def run(part: int, row: Variant = row) -> None:
+                projections, planes = sets[part]
+                grouped_rope_triton.grouped_rope_cache(
+                    *projections, table, positions, slots, *planes, interleaved=interleaved, row=row
+                )
+
+            def measure(row: Variant = row) -> None:
+                before = sets[0][0][0][-64:].clone()
+                run(0)
+                exact = turned(before.double(), turns.to(torch.complex128))
+                error = relative_error(sets[0][0][0][-64:], exact)
+                plain = relative_error(turned(before.float(), turns).to(DTYPE), exact)
+                us = timed([partial(run, part) for part in range(len(sets))])
+                name = f"rope {tokens} tokens, {heads}/{key_heads}"
+                report.add("grouped", name, row.name, us, moved, error=error, torch_error=plain)
+
+            report.attempt("grouped", "rope", row.name, measure)
+
+
+def section_grouped(report: Report) -> None:
+    grouped_decodes(report)
+    grouped_prefills(report)
+    grouped_ropes(report)
+
+
 SECTIONS: dict[str, Callable[[Report], None]] = {
     "decode": section_decode,
     "moe": section_moe,
@@ -896,6 +1151,7 @@ SECTIONS: dict[str, Callable[[Report], None]] = {
     "products": section_products,
     "norm": section_norm,
     "rope": section_rope,
+    "grouped": section_grouped,
     "sampling": section_sampling,
 }
 

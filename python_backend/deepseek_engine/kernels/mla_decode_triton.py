@@ -466,7 +466,7 @@ MLA_MERGE = Table(
     ),
     tuple(
         Variant("mla_merge", f"rank{rank}", {"RANK": rank}, num_warps=warps, num_stages=1, when={"rank": (1, rank)})
-        for rank, warps in ((64, 1), (256, 2), (512, 4))
+        for rank, warps in ((64, 1), (128, 1), (256, 2), (512, 4))
     ),
 )
 TABLES = (SCHEDULE, MLA_DECODE, MLA_MERGE)

@@ -28,8 +28,30 @@ from deepseek_engine.kernels.variants import Kernel, LaunchPlan, Step, Table, Va
 
 
 @triton.jit
-def rotate_rows(in_ptrs, out_ptrs, inside, cos, sin, half, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Rotate rows at in_ptrs [N, 1] into out_ptrs [N, 1]; inside [N, 1] masks rows, cos and sin are [1, HALF]."""
+def normalise_heads(x, scale, weight):
+    """weight * cast(x / rms(x)) of rows [N, D] held as float32, rounded as `rms_norm.rms_norm` does; scale is [N]."""
+    rounded = (x * scale[:, None]).to(weight.dtype).to(tl.float32)
+    return (rounded * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
+
+
+@triton.jit
+def rotate_rows(
+    in_ptrs,
+    out_ptrs,
+    inside,
+    cos,
+    sin,
+    half,
+    HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    weight_ptr=None,
+    eps=0.0,
+    NORM: tl.constexpr = False,
+):
+    """Rotate rows at in_ptrs [N, 1] into out_ptrs [N, 1]; inside [N, 1] masks rows, cos and sin are [1, HALF].
+
+    NORM: each row is first normalised to its root mean square and multiplied by the weight [2 * half].
+    """
     pair = tl.arange(0, HALF)[None, :]
     mask = inside & (pair < half)
     rows: tl.constexpr = in_ptrs.shape[0]
@@ -37,12 +59,19 @@ def rotate_rows(in_ptrs, out_ptrs, inside, cos, sin, half, HALF: tl.constexpr, I
         column = tl.arange(0, 2 * HALF)[None, :]
         wide_mask = inside & (column < 2 * half)
         x = tl.load(in_ptrs + column, mask=wide_mask, other=0.0).to(tl.float32)
+        if NORM:
+            scale = tl.rsqrt(tl.sum(x * x, axis=1) / (2 * half) + eps)
+            x = normalise_heads(x, scale, tl.load(weight_ptr + column, mask=column < 2 * half, other=0.0))
         a, b = tl.split(tl.reshape(x, (rows, HALF, 2)))
         turned = tl.reshape(tl.join(a * cos - b * sin, a * sin + b * cos), (rows, 2 * HALF))
         tl.store(out_ptrs + column, turned.to(out_ptrs.dtype.element_ty), mask=wide_mask)
     else:
         a = tl.load(in_ptrs + pair, mask=mask, other=0.0).to(tl.float32)
         b = tl.load(in_ptrs + half + pair, mask=mask, other=0.0).to(tl.float32)
+        if NORM:
+            scale = tl.rsqrt(tl.sum(a * a + b * b, axis=1) / (2 * half) + eps)
+            a = normalise_heads(a, scale, tl.load(weight_ptr + pair, mask=pair < half, other=0.0))
+            b = normalise_heads(b, scale, tl.load(weight_ptr + half + pair, mask=pair < half, other=0.0))
         tl.store(out_ptrs + pair, (a * cos - b * sin).to(out_ptrs.dtype.element_ty), mask=mask)
         tl.store(out_ptrs + half + pair, (a * sin + b * cos).to(out_ptrs.dtype.element_ty), mask=mask)
 

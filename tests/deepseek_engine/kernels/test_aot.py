@@ -16,6 +16,7 @@ KERNELS_WITHOUT_COPIES = {
     "rms_norm",
     "add_rms_norm",
     "rope_cache",
+    "grouped_rope_cache",
     "mla_schedule",
     "mla_merge",
     "merge_attention",
