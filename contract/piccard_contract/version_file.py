@@ -109,6 +109,8 @@ class VersionFile(BaseModel):
         memory: share of the device's memory (0 to 1, a number) or an amount such as 8GiB for weights and cache;
             null takes the device's default.
         max_model_len: context in tokens; null takes the checkpoint's.
+        batch_invariant: on a GPU, whether a request's logits are the same bits whatever else is in its steps, at the
+            price of slower ones.
         cache: the paged cache.
         parallel: ranks of tensor and expert parallelism.
         speculative: none is the only value yet.
@@ -130,6 +132,7 @@ class VersionFile(BaseModel):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")
     memory: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] | Annotated[str, Field(pattern=AMOUNT)] | None = None
     max_model_len: int | None = Field(default=None, ge=1)
+    batch_invariant: bool = False
     cache: CacheSettings = Field(default_factory=CacheSettings)
     parallel: Parallel = Field(default_factory=Parallel)
     speculative: Literal["none"] = "none"

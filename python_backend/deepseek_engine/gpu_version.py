@@ -58,6 +58,7 @@ def open_gpu(
         dtype=dtype,
         device=str(device),
         positions=file.max_model_len,
+        batch_invariant=file.batch_invariant,
         progress=lambda done, all_bytes: progress(LOADED * done / all_bytes),
     )
     model.on_layer = pulse.beat

@@ -172,6 +172,9 @@ def publish(
     max_model_len: Annotated[
         int | None, typer.Option(min=1, max=2**31 - 1, help="Context in tokens; else the checkpoint's.")
     ] = None,
+    batch_invariant: Annotated[
+        bool, typer.Option(help="On a GPU: the same bits for a request whatever runs beside it, in slower steps.")
+    ] = False,
     runner: Annotated[str, typer.Option(help="torch, onnxruntime or scripted.")] = "torch",
     ops_library: Annotated[
         Path | None,
@@ -203,6 +206,7 @@ def publish(
         "device": device,
         "memory": _memory(memory),
         "max_model_len": max_model_len,
+        "batch_invariant": batch_invariant,
         "runner": runner,
         "ops_library": None if ops_library is None else str(ops_library.absolute()),
         "linked": linked,

@@ -43,13 +43,22 @@ class GpuDecoder:
         config: the model's.
         checkpoint: its weights, on the device.
         positions: how many positions the rotations are made for; no sequence may be longer.
+        batch_invariant: tiles and splits are fixed, so that a sequence's logits are the same bits whatever runs beside
+            it.
 
     Raises:
         CheckpointError: the weights are not the config's.
     """
 
-    def __init__(self, config: DeepseekConfig, checkpoint: Checkpoint, positions: int | None = None) -> None:
+    def __init__(
+        self,
+        config: DeepseekConfig,
+        checkpoint: Checkpoint,
+        positions: int | None = None,
+        batch_invariant: bool = False,
+    ) -> None:
         self.config = config
+        self.batch_invariant = batch_invariant
         self.dtype = checkpoint.dtype
         self.device = torch.device(checkpoint.device)
         self.on_layer: Callable[[], None] = lambda: None
@@ -62,8 +71,13 @@ class GpuDecoder:
         head = self.embedding if tied else checkpoint.tensor("lm_head.weight", *vocabulary)
         self.lm_head = Product(head, self._workspace)
         frequencies = rope_frequencies(config.rope, config.qk_rope_head_dim).to(self.device)
-        positions = positions or config.max_position_embeddings
+        self._positions = positions = positions or config.max_position_embeddings
         self._rotations = rope_table(frequencies, rotation_factor(config.rope), positions)
+        if batch_invariant:
+            self.lm_head.fixed = True
+            for layer in self.layers:
+                layer.attention.fix()
+                layer.mlp.fix()
 
     def cache_spec(self) -> CacheSpec:
         config = self.config
@@ -113,6 +127,7 @@ class GpuDecoder:
             dtype=self.dtype,
             max_queries=step.max_queries,
             table_rows=step.table_rows,
+            fixed_tokens=self._positions if self.batch_invariant else 0,
         )
 
     def _load_layer(self, checkpoint: Checkpoint, layer: int) -> Layer:
@@ -138,11 +153,12 @@ def load_gpu_model(
     dtype: torch.dtype,
     device: str,
     positions: int | None = None,
+    batch_invariant: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> GpuDecoder:
     """The model of a Hugging Face folder, as `models.load_model` takes it. Raises CheckpointError."""
     checkpoint = Checkpoint(folder, dtype=dtype, device=device, progress=progress)
-    model = GpuDecoder(config, checkpoint, positions)
+    model = GpuDecoder(config, checkpoint, positions, batch_invariant)
     checkpoint.finish(ignore=unread_tensors(config))
     return model
 

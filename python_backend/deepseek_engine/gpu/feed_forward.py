@@ -27,6 +27,10 @@ class FeedForward:
         down = checkpoint.tensor(f"{prefix}.down_proj.weight", hidden, intermediate)
         return cls(Product(torch.cat((gate, up)), workspace), Product(down, workspace))
 
+    def fix(self) -> None:
+        """Have each row's result depend on nothing else in the batch."""
+        self.gate_up.fixed = self.down.fixed = True
+
     def forward(self, x: Tensor, step: DeviceStep) -> Tensor:
         """x [T, hidden] -> a new [T, hidden]."""
         return self.down(self.gate_up.gated(x))

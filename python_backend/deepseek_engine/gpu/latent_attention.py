@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from deepseek_engine.gpu.device_step import DeviceStep, PrefillGroup
-from deepseek_engine.gpu.product import Product
+from deepseek_engine.gpu.product import Product, fixed_product
 from deepseek_engine.kernels.head_gemm_triton import head_gemm
 from deepseek_engine.kernels.mla_decode_triton import DecodePlan, mla_decode
 from deepseek_engine.kernels.mla_prefill_triton import merge_attention, mla_prefill
@@ -32,6 +32,8 @@ class LatentAttention:
     kv_b: Tensor
     """[H, nope + v, kv_lora]."""
     proj_out: Product
+    fixed: bool = False
+    """Whether sums are to have one order whatever else is in the batch."""
 
     @classmethod
     def load(
@@ -65,6 +67,12 @@ class LatentAttention:
             kv_b=checkpoint.tensor(f"{prefix}.kv_b_proj.weight", heads * kv_rows, rank).view(heads, kv_rows, rank),
             proj_out=Product(out, workspace, out_bias),
         )
+
+    def fix(self) -> None:
+        """Have each row's result depend on nothing else in the batch."""
+        self.fixed = True
+        for product in filter(None, (self.proj_in, self.q_b, self.proj_out)):
+            product.fixed = True
 
     def forward(self, x: Tensor, step: DeviceStep, plan: DecodePlan | None, rotations: Tensor, plane: Tensor) -> Tensor:
         """Write the tokens' entries to the plane and attend to it.
@@ -104,10 +112,10 @@ class LatentAttention:
     def _decode(self, q: Tensor, q_pe: Tensor, plan: DecodePlan | None, plane: Tensor) -> Tensor:
         assert plan is not None
         nope = self.config.qk_nope_head_dim
-        absorbed = head_gemm(q.narrow(2, 0, nope), self.kv_b.narrow(1, 0, nope), by_column=False)
+        absorbed = head_gemm(q.narrow(2, 0, nope), self.kv_b.narrow(1, 0, nope), by_column=False, fixed=self.fixed)
         mixed, _ = mla_decode(absorbed, q_pe, plane, plan, self.scale)
         values = self.kv_b.narrow(1, nope, self.config.v_head_dim)
-        return head_gemm(mixed, values, by_column=True).flatten(1)
+        return head_gemm(mixed, values, by_column=True, fixed=self.fixed).flatten(1)
 
     def _expanded(self, q: Tensor, group: PrefillGroup, plane: Tensor) -> Tensor:
         heads, both, rank = self.kv_b.shape
@@ -115,7 +123,8 @@ class LatentAttention:
         lse: Tensor | None = None
         for chunk in group.chunks:
             entries = plane.index_select(0, chunk.slots)
-            kv = torch.mm(entries.narrow(1, 0, rank), self.kv_b.view(heads * both, rank).t())
+            latents, weight = entries.narrow(1, 0, rank), self.kv_b.view(heads * both, rank)
+            kv = fixed_product(latents, weight) if self.fixed else torch.mm(latents, weight.t())
             other, other_lse = mla_prefill(
                 q,
                 kv.view(-1, heads, both),

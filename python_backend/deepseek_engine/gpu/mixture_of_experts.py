@@ -27,6 +27,8 @@ class MixtureOfExperts:
     """[E + shared, 2 * I, hidden]."""
     down: Tensor
     """[E + shared, hidden, I]."""
+    fixed: bool = False
+    """Whether tiles are to be the same for any number of tokens."""
     on_experts: Callable[[int, Tensor], None] | None = None
     """Called with the layer and its choices int32 [T, top_k + shared], when the layer runs outside of a graph."""
 
@@ -46,6 +48,10 @@ class MixtureOfExperts:
             down=down,
         )
 
+    def fix(self) -> None:
+        """Have each row's result depend on nothing else in the batch."""
+        self.fixed = True
+
     def forward(self, x: Tensor, step: DeviceStep) -> Tensor:
         """x [T, hidden] -> a new [T, hidden]."""
         config = self.config
@@ -61,10 +67,11 @@ class MixtureOfExperts:
             scaling=config.routed_scaling_factor,
             shared=config.n_shared_experts,
             slots=step.slots,
+            fixed=self.fixed,
         )
         if self.on_experts is not None:
             self.on_experts(self.layer, experts)
-        return moe_experts(x, weights, experts, self.gate_up, self.down)
+        return moe_experts(x, weights, experts, self.gate_up, self.down, fixed=self.fixed)
 
 
 def _load_experts(checkpoint: Checkpoint, prefix: str, config: DeepseekConfig) -> tuple[Tensor, Tensor]:

@@ -405,6 +405,7 @@ def grouped_decode_plan(
         plan=torch.empty(sizes["plan"] // 4, dtype=torch.int32, device=device),
         parts=torch.empty(sizes["parts"] // 4, dtype=torch.float32, device=device),
         part_lse=torch.empty(sizes["part_lse"] // 4, dtype=torch.float32, device=device),
+        split_tiles=0,
         key_heads=key_heads,
     )
     plan.schedule()

@@ -9,7 +9,7 @@ and heads stand at any strides, so neither queries nor outputs are re-ordered in
 order, whatever else is in the batch. Few tokens are bound by reading H N K elements of W, many by arithmetic.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -119,24 +119,50 @@ HEAD_GEMM = Table(
     ),
     tuple(tiling.variant(by_column) for tiling in TILINGS for by_column in (0, 1)),
 )
-TABLES = (HEAD_GEMM,)
-PLANS = (
-    LaunchPlan("head_gemm", (Step("head_gemm", ("ceil_div(columns, BLOCK_N)", "heads", "ceil_div(tokens, BLOCK_M)")),)),
+HEAD_GEMM_FP32 = Table(
+    Kernel(
+        name="head_gemm_fp32",
+        entry=HEAD_GEMM.kernel.entry,
+        signature={**HEAD_GEMM.kernel.signature, "out_ptr": "*fp32"},
+        constants=HEAD_GEMM.kernel.constants,
+        divisible=HEAD_GEMM.kernel.divisible,
+        chained=True,
+    ),
+    (replace(TILINGS[-1].variant(1), kernel="head_gemm_fp32"),),
 )
+TABLES = (HEAD_GEMM, HEAD_GEMM_FP32)
+_GRID = ("ceil_div(columns, BLOCK_N)", "heads", "ceil_div(tokens, BLOCK_M)")
+PLANS = (
+    LaunchPlan("head_gemm", (Step("head_gemm", _GRID),)),
+    LaunchPlan("head_gemm_fp32", (Step("head_gemm_fp32", _GRID),)),
+)
+FIXED_TOKENS = 2**20
+"""As many tokens take the row of the most: what `fixed` asks for, so that a row's sum has one order always."""
 
 
-def head_gemm(x: Tensor, weight: Tensor, *, by_column: bool, variant: Variant | None = None) -> Tensor:
-    """x [T, H, K], any strides that are multiples of 8, by weight; returns a new [T, H, N].
+def head_gemm(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    by_column: bool,
+    fixed: bool = False,
+    out: Tensor | None = None,
+    variant: Variant | None = None,
+) -> Tensor:
+    """x [T, H, K], any strides that are multiples of 8, by weight; returns [T, H, N], new where `out` is not given.
 
-    weight [H, K, N], or [H, N, K] where `by_column`; contiguous within a head. Dtypes are one. `variant` forces a row.
+    weight [H, K, N], or [H, N, K] where `by_column`; contiguous within a head. Dtypes are one, but for an `out` of
+    float32. `fixed` uses one tile whatever T is. `variant` forces a row.
     """
     tokens, heads, depth = x.shape
     columns = weight.shape[1] if by_column else weight.shape[2]
-    out = torch.empty(tokens, heads, columns, dtype=x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty(tokens, heads, columns, dtype=x.dtype, device=x.device)
     dims = {"tokens": tokens, "columns": columns, "heads": heads, "by_column": int(by_column)}
-    row = variant or require(HEAD_GEMM, x, dims)
+    table = HEAD_GEMM if out.dtype == x.dtype else HEAD_GEMM_FP32
+    row = variant or require(table, x, {**dims, "tokens": FIXED_TOKENS} if fixed else dims)
     launcher.launch(
-        HEAD_GEMM.kernel,
+        table.kernel,
         row,
         PLANS[0].steps[0].blocks(dims, row),
         {

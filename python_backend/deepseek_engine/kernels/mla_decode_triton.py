@@ -14,7 +14,8 @@ queries of all heads are the rows of one product, so the cache is read once for 
 Splits are chosen on the device, so that one captured launch serves any lengths. All tiles of all sequences form one
 line; `schedule` cuts it into equal spans, one a worker, and a worker walks through the sequences in its span. A
 sequence inside one span is written at once; the parts of others go to scratch and `merge` joins them. Worker w's part
-of sequence s lies at w + s: walking along the line either number only grows, so no two parts meet.
+of sequence s lies at w + s: walking along the line either number only grows, so no two parts meet. Where a result may
+not depend on the other sequences, each takes a place of one size on the line, cut into FIXED_SPLITS spans.
 
 Bytes: (rank + rope) a cached token; operations: 2 heads (2 rank + rope) a token. With 16 heads the kernel is bound by
 memory, with 128 by arithmetic (H200).
@@ -43,6 +44,7 @@ def schedule_kernel(
     sequences,
     workers,
     least_tiles,
+    splits,
     TILE: tl.constexpr,
     BLOCK_SEQUENCES: tl.constexpr,
     BLOCK_WORKERS: tl.constexpr,
@@ -53,9 +55,14 @@ def schedule_kernel(
     sequence = tl.arange(0, BLOCK_SEQUENCES)
     length = tl.load(lengths_ptr + sequence, mask=sequence < sequences, other=0)
     tiles = (length + TILE - 1) // TILE
+    if splits > 0:
+        # Every sequence takes the same place, however short it is.
+        tiles = tl.where(sequence < sequences, splits * least_tiles, 0)
     ends = tl.cumsum(tiles, axis=0)
     total = tl.sum(tiles, axis=0)
-    span = tl.maximum((total + workers - 1) // workers, least_tiles)
+    span = least_tiles
+    if splits == 0:
+        span = tl.maximum((total + workers - 1) // workers, least_tiles)
     if tl.program_id(0) == 0:
         tl.store(plan_ptr, span)
         tl.store(plan_ptr + 1, 0)
@@ -177,7 +184,8 @@ def mla_decode_kernel(
                     where = tl.load(table_row + begin * TILE // PAGE)
                 else:
                     where = slots_of(table_row, begin * TILE + n, length, PAGE)
-                for j in tl.range(begin, stop - first_tile):
+                # With fixed splits there is room after a sequence's last tile.
+                for j in tl.range(begin, tl.minimum(stop - first_tile, tl.cdiv(length, TILE))):
                     position = j * TILE + n
                     inside = position < length
                     # The next tile's place is asked for a tile ahead, so that no copy waits for its address.
@@ -315,6 +323,8 @@ _MODULE = "deepseek_engine.kernels.mla_decode_triton"
 MAX_QUERIES = 8
 LEAST_TILES = 1
 """Tiles that a worker takes at least: even the finest cuts save more than the merge of their parts costs (H200)."""
+FIXED_SPLITS = 8
+"""Parts of a sequence where the cuts may not depend on what else is in the batch."""
 
 
 def _schedule_rows() -> tuple[Variant, ...]:
@@ -342,6 +352,7 @@ SCHEDULE = Table(
             "sequences": "i32",
             "workers": "i32",
             "least_tiles": "i32",
+            "splits": "i32",
         },
         constants=("TILE", "BLOCK_SEQUENCES", "BLOCK_WORKERS"),
         chained=True,
@@ -507,6 +518,8 @@ class DecodePlan:
     plan: Tensor
     parts: Tensor
     part_lse: Tensor
+    split_tiles: int
+    """Tiles of each of FIXED_SPLITS parts of every sequence; 0 cuts by the lengths of all."""
 
     @property
     def dims(self) -> dict[str, int]:
@@ -530,7 +543,8 @@ class DecodePlan:
                 "plan_ptr": self.plan,
                 "sequences": dims["sequences"],
                 "workers": self.workers,
-                "least_tiles": LEAST_TILES,
+                "least_tiles": self.split_tiles or LEAST_TILES,
+                "splits": FIXED_SPLITS if self.split_tiles else 0,
             },
         )
 
@@ -547,12 +561,14 @@ def decode_plan(
     dtype: torch.dtype,
     max_queries: int = 1,
     table_rows: Tensor | None = None,
+    fixed_tokens: int = 0,
     workers: int | None = None,
     variant: Variant | None = None,
 ) -> DecodePlan:
     """Choose a row, reserve scratch and cut the work. `workers` and `variant` force a number of spans and a row.
 
-    Without `table_rows` sequence r reads row r of `tables`.
+    Without `table_rows` sequence r reads row r of `tables`. With `fixed_tokens`, the most tokens that a sequence can
+    have, each is cut into FIXED_SPLITS parts of a size that depends on nothing else, and so its result does not either.
 
     Raises:
         ValueError: more than MAX_QUERIES query tokens a sequence; those are prefill.
@@ -564,9 +580,20 @@ def decode_plan(
     rows, sequences = heads * max_queries, lengths.shape[0]
     probe = torch.empty(0, dtype=dtype, device=device)
     row = variant or require(
-        MLA_DECODE, probe, {"rows": rows, "sequences": sequences, "page": page, "rank": rank, "rotary": rotary}
+        MLA_DECODE,
+        probe,
+        {
+            "rows": rows,
+            "sequences": 1 if fixed_tokens else sequences,
+            "page": page,
+            "rank": rank,
+            "rotary": rotary,
+        },
     )
     row_blocks = ceil_div(rows, row.constants["BLOCK_ROWS"])
+    split_tiles = ceil_div(ceil_div(fixed_tokens, FIXED_SPLITS), row.constants["TILE"])
+    if split_tiles:
+        workers = sequences * FIXED_SPLITS
     if workers is None:
         workers = max(1, launcher.multiprocessors(device) * row.blocks_per_multiprocessor // row_blocks)
     sizes = PLAN.workspace_bytes({"workers": workers, "sequences": sequences, "rows": rows}, row.constants)
@@ -583,6 +610,7 @@ def decode_plan(
         plan=torch.empty(sizes["plan"] // 4, dtype=torch.int32, device=device),
         parts=torch.empty(sizes["parts"] // 4, dtype=torch.float32, device=device),
         part_lse=torch.empty(sizes["part_lse"] // 4, dtype=torch.float32, device=device),
+        split_tiles=split_tiles,
     )
     plan.schedule()
     return plan

@@ -32,6 +32,8 @@ from deepseek_engine.kernels.variants import (
 )
 
 GREEDY, GROUP_LIMITED_GREEDY, NOAUX_TC = 0, 1, 2
+FIXED_TOKENS = 128
+"""As many tokens take the row that serves any number well enough."""
 METHODS = {"greedy": GREEDY, "group_limited_greedy": GROUP_LIMITED_GREEDY, "noaux_tc": NOAUX_TC}
 
 
@@ -293,6 +295,7 @@ def moe_gate(
     scaling: float,
     shared: int = 0,
     slots: Tensor | None = None,
+    fixed: bool = False,
     variant: Variant | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Route tokens.
@@ -300,7 +303,7 @@ def moe_gate(
     x [T, hidden], rows at one stride; weight float32 [E, hidden], contiguous; bias float32 [E] for noaux_tc. `method`
     is the checkpoint's topk_method. Returns weights float32 [T, top_k + shared] and experts int32 of that shape; the
     last `shared` columns are the shared experts E, E + 1, ... with weight 1. With `slots` int64 [T], a token whose slot
-    is below 0 is a padded row: its experts are -1.
+    is below 0 is a padded row: its experts are -1. `fixed` splits the sums alike for any number of tokens.
     `variant` forces a row of GATE_LOGITS.
     """
     tokens, hidden = x.shape
@@ -308,7 +311,7 @@ def moe_gate(
     if method == "greedy":
         groups = topk_groups = 1
     dims = {"tokens": tokens, "experts": experts, "hidden": hidden}
-    row = variant or require(GATE_LOGITS, x, dims)
+    row = variant or require(GATE_LOGITS, x, {**dims, "tokens": FIXED_TOKENS} if fixed else dims)
     splits = row.constants["SPLITS"]
     logits = torch.empty(splits, tokens, experts, dtype=torch.float32, device=x.device)
     launcher.launch(

@@ -609,6 +609,8 @@ FEW_PLAN = LaunchPlan(
     workspaces={"inner": "element_bytes * pairs * intermediate"},
 )
 PLANS = (PLAN, FEW_PLAN)
+FIXED_LOAD = 64
+"""Choices an expert whose tiles serve any number well enough."""
 
 
 def moe_experts(
@@ -618,6 +620,7 @@ def moe_experts(
     gate_up: Tensor,
     down: Tensor,
     *,
+    fixed: bool = False,
     tiling: Tiling | None = None,
     few: tuple[Variant, Variant] | None = None,
 ) -> Tensor:
@@ -626,7 +629,7 @@ def moe_experts(
     x [T, hidden], rows at one stride; weights float32 and experts int32 [T, top_k], contiguous, as `moe_gate` gives
     them, a choice below 0 or not below E skipped; gate_up [E, 2 I, hidden], an expert's gate rows before its up rows,
     and down [E, hidden, I], as checkpoints have them, contiguous but for the first stride. Returns [T, hidden].
-    `tiling` and `few` force a path.
+    `fixed` takes the same tiles for any number of tokens; `tiling` and `few` force a path.
     """
     tokens, hidden = x.shape
     top_k, intermediate = experts.shape[1], down.shape[2]
@@ -636,12 +639,13 @@ def moe_experts(
         "experts": gate_up.shape[0],
         "hidden": hidden,
         "intermediate": intermediate,
-        "load": ceil_div(experts.numel(), gate_up.shape[0]),
+        "load": FIXED_LOAD if fixed else ceil_div(experts.numel(), gate_up.shape[0]),
         "element_bytes": x.element_size(),
     }
     if (
         few is None
         and tiling is None
+        and not fixed
         and all(any(row.fits(dims) for row in t.variants) for t in (FEW_GATE_UP, FEW_DOWN))
     ):
         few = require(FEW_GATE_UP, x, dims), require(FEW_DOWN, x, dims)

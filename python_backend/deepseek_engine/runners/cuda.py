@@ -136,7 +136,8 @@ class CudaRunner:
     def largest_graphs(self) -> None:
         """Run what graphs hold, kernel by kernel, at its largest."""
         self._fill_nothing()
-        self._run_tokens(self._token_sizes[-1])
+        if not self.model.batch_invariant:
+            self._run_tokens(self._token_sizes[-1])
         self._run_decode(self._decode_sizes[-1])
 
     def longest_steps(self) -> None:
@@ -164,7 +165,7 @@ class CudaRunner:
     def _graph_functions(self) -> Iterator[tuple[tuple[str, int], Callable[[], tuple[Tensor, ...]]]]:
         # The largest first: the others fit into the memory that it leaves. Heads come after what they are used with, so
         # that none of them takes the memory in which a step's hidden states wait.
-        for size in reversed(self._token_sizes):
+        for size in () if self.model.batch_invariant else reversed(self._token_sizes):
             yield ("tokens", size), partial(self._run_tokens, size)
         for size in reversed(self._decode_sizes):
             yield ("head", size), partial(self._run_head, size)
@@ -181,7 +182,8 @@ class CudaRunner:
         order = sorted(range(len(rows)), key=lambda index: len(rows[index].token_ids) > 1)
         if len(rows[order[-1]].token_ids) == 1:
             return self._decode(rows, order)
-        if plan.num_tokens <= self._graph_tokens:
+        # Prompts that are attended to as decodes where they are short would not be the same bits in a longer step.
+        if plan.num_tokens <= self._graph_tokens and not self.model.batch_invariant:
             return self._short(rows, order)
         return self._long(rows, order)
 
