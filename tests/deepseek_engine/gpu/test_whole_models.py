@@ -87,7 +87,11 @@ def test_the_most_likely_tokens_are_those_of_float64(
     folder = rounded(family)
     token_ids = random_token_ids(TOKENS, seed=3)
     told = on_card(folder, token_ids, chunks)
-    reference = oracle_logits(load_oracle(folder).double(), token_ids).double().log_softmax(-1)[:-1]
+    oracle = load_oracle(folder)
+    if hasattr(oracle, "set_experts_implementation"):
+        # The one that takes float64.
+        oracle.set_experts_implementation("eager")
+    reference = oracle_logits(oracle.double(), token_ids).double().log_softmax(-1)[:-1]
     best = reference.max(dim=-1)
     own = reference.gather(-1, told.tokens.unsqueeze(-1)).squeeze(-1)
     error = (told.logprobs - own).abs()
