@@ -497,6 +497,11 @@ def section_rope(report: Report) -> None:
                 report.add("rope", f"{tokens} tokens, {heads} heads", row.name, us, moved)
 
             report.attempt("rope", "rope", row.name, measure)
+        # A third of each row's bytes: how fast memory gives those alone, with next to nothing done to them.
+        us = timed([partial(torch.Tensor.mul_, part[..., 128:], -1.0) for part in sets])
+        report.add(
+            "rope", f"{tokens} tokens, {heads} heads", "torch, the queries' slices alone", us, tokens * heads * 256
+        )
 
 
 def decode_case(batch: int, length: int, heads: int) -> dict[str, torch.Tensor]:

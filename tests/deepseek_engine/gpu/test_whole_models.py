@@ -33,7 +33,7 @@ class Told:
     logprobs: Tensor
 
 
-def on_card(folder: Path, token_ids: list[int], chunks: list[int]) -> Told:
+def on_card(folder: Path, token_ids: list[int], chunks: list[int], *, long: bool) -> Told:
     from deepseek_engine.gpu.decoder import load_gpu_model
     from deepseek_engine.gpu_version import unserved
     from deepseek_engine.runners.cuda import CudaRunner
@@ -44,6 +44,9 @@ def on_card(folder: Path, token_ids: list[int], chunks: list[int]) -> Told:
     model = load_gpu_model(folder, config, dtype=torch.bfloat16, device="cuda:0")
     runner = CudaRunner(model, EngineSettings(num_blocks=16, block_size=64, max_num_seqs=4))
     runner.capture()
+    if long:
+        # As many tokens as these would otherwise run from graphs.
+        runner._graph_tokens = 1
     sequence = NewSequence(0, SamplingParams(temperature=0, prompt_logprobs=1), token_ids, [], 0, (), 1)
     tokens: list[int] = []
     logprobs: list[float] = []
@@ -81,12 +84,13 @@ def rounded(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> Callabl
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("chunks", [[TOKENS], [1, 300, TOKENS - 301]], ids=["whole", "chunks"])
+@pytest.mark.parametrize("long", [False, True], ids=["graphs", "long"])
 def test_the_most_likely_tokens_are_those_of_float64(
-    family: str, chunks: list[int], rounded: Callable[[str], Path]
+    family: str, chunks: list[int], long: bool, rounded: Callable[[str], Path]
 ) -> None:
     folder = rounded(family)
     token_ids = random_token_ids(TOKENS, seed=3)
-    told = on_card(folder, token_ids, chunks)
+    told = on_card(folder, token_ids, chunks, long=long)
     oracle = load_oracle(folder)
     if hasattr(oracle, "set_experts_implementation"):
         # The one that takes float64.
