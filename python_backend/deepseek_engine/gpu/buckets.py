@@ -6,7 +6,7 @@ _FINE = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 
 
 def decode_buckets(most: int) -> list[int]:
-    """Rows of a decode graph, up to `most`: padding is at most three rows in few, and an eighth of many."""
+    """Rows of a decode graph, up to `most`: padding is at most 3 of 32, 7 of 128, an eighth of more."""
     sizes = list(_FINE)
     step = 8
     while sizes[-1] < most:

@@ -68,7 +68,7 @@ def profile_memory(model: GpuDecoder, settings: EngineSettings) -> MemoryProfile
     weights = torch.cuda.memory_allocated(device)
     context = min(EXPANDED_TOKENS, settings.max_model_len or model.config.max_position_embeddings)
     blocks = -(-max(context, settings.max_num_batched_tokens) // settings.block_size) + 1
-    runner = CudaRunner(model, replace(settings, max_model_len=None), num_blocks=blocks)
+    runner = CudaRunner(model, replace(settings, max_model_len=context), num_blocks=blocks)
     block = model.cache_spec().bytes_per_token * settings.block_size
     runner.precompile()
     base = torch.cuda.memory_allocated(device)

@@ -104,6 +104,8 @@ class SamplingSeats:
         if state.penalty_row >= 0:
             self._penalties.remove(state.penalty_row)
         self._free.append(state.row)
+        # Another sequence may come by this name.
+        self._edits_sent = [], 0
 
     @property
     def generation(self) -> int:

@@ -23,12 +23,11 @@ class Seats:
         self._block_size = block_size
         self._free = list(range(count - 1, -1, -1))
         self._seats: dict[int, int] = {}
-        self._tables = np.zeros((count, blocks), dtype=np.int32)
+        self._tables = [[0] * blocks for _ in range(count)]
         # Of each seat: how many blocks are known, and the position up to which they were used without a break.
         self._known = [0] * count
         self._reached = [-1] * count
-        self._places: list[int] = []
-        self._values: list[int] = []
+        self._edits: dict[int, int] = {}
 
     def release(self, sequence_id: int) -> None:
         """Free the seat of a sequence; unknown ones are ignored, since one may end before it ever ran."""
@@ -48,8 +47,12 @@ class Seats:
                 self.release(next(other for other in self._seats if other not in present))
             seat = self._seats[row.sequence_id] = self._free.pop()
         table = row.block_table
-        # A sequence that goes on where it stood has its old blocks; one that was preempted may have any.
-        first = self._known[seat] if row.start == self._reached[seat] else 0
+        first = self._known[seat]
+        # A sequence that goes on where it stood has its old blocks. One that was preempted may have any, and comes back
+        # at the start of a block, which may be where it stood.
+        goes_on = row.start == self._reached[seat] and row.start % self._block_size
+        if not goes_on and self._tables[seat][:first] != table[:first]:
+            first = 0
         if first < len(table):
             self._change(seat, first, table)
         self._known[seat] = len(table)
@@ -58,9 +61,8 @@ class Seats:
 
     def edits(self) -> tuple[list[int], list[int]]:
         """Flat places of the tables and their new values since the last call."""
-        places, values = self._places, self._values
-        self._places, self._values = [], []
-        return places, values
+        edits, self._edits = self._edits, {}
+        return list(edits.keys()), list(edits.values())
 
     def slots(self, row: StepRow, stop: int) -> npt.NDArray[np.int64]:
         """int64 [stop]: the cache slots of a row's positions 0 .. stop - 1."""
@@ -74,5 +76,4 @@ class Seats:
         for place in range(first, len(table)):
             if mirror[place] != table[place]:
                 mirror[place] = table[place]
-                self._places.append(base + place)
-                self._values.append(table[place])
+                self._edits[base + place] = table[place]

@@ -138,7 +138,8 @@ def gate_choose_kernel(
     for rank in tl.static_range(TOP_K):
         where = tl.argmax(flat_ranked, axis=0)
         weight = tl.sum(tl.where(place == where, flat_scores, 0.0), axis=0)
-        number = (where // GROUP_BLOCK) * group_size + where % GROUP_BLOCK
+        # Where scores are not numbers the largest may stand anywhere, beside the experts too.
+        number = tl.minimum((where // GROUP_BLOCK) * group_size + where % GROUP_BLOCK, experts - 1)
         weights = tl.where(choice == rank, weight, weights)
         chosen = tl.where(choice == rank, number, chosen)
         flat_ranked = tl.where(place == where, float("-inf"), flat_ranked)

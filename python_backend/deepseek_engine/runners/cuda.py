@@ -30,7 +30,7 @@ GRAPH_TOKENS = 512
 """Tokens of a step that runs from graphs; longer ones are busy long enough for the host to launch them."""
 CHUNK_QUERIES = 4
 """Query tokens of a prompt that the decode kernel takes at once in a step from graphs."""
-_LONG_SIZES = (GRAPH_TOKENS + 1, 1024, 2048, 4097)
+_LONG_SIZES = (1024, 2048, 4097)
 """Tokens of steps beyond the graphs: one on either side of what the tables of gates and experts tell apart."""
 EDITS = 512
 """Entries of block tables that a captured step changes."""
@@ -74,6 +74,8 @@ class CudaRunner:
         model: `gpu.decoder.load_gpu_model`'s.
         settings: sizes of cache and batch.
         num_blocks: blocks of the cache; None takes what settings say.
+        graph_tokens: tokens of a step that runs from graphs; never less than one a sequence.
+        expanded_tokens: context whose keys and values are expanded at once.
 
     Attributes:
         eager: run everything kernel by kernel, at the same sizes.
@@ -82,7 +84,15 @@ class CudaRunner:
 
     steps_in_flight = 2
 
-    def __init__(self, model: GpuDecoder, settings: EngineSettings, num_blocks: int | None = None) -> None:
+    def __init__(
+        self,
+        model: GpuDecoder,
+        settings: EngineSettings,
+        num_blocks: int | None = None,
+        *,
+        graph_tokens: int = GRAPH_TOKENS,
+        expanded_tokens: int = EXPANDED_TOKENS,
+    ) -> None:
         self.model = model
         self.eager = False
         self._device = model.device
@@ -94,15 +104,15 @@ class CudaRunner:
         self.num_blocks = num_blocks or settings.blocks_for(spec.bytes_per_token)
         self.cache_format = repr(spec)
         self._cache = spec.allocate(self.num_blocks, self.block_size, self._device)
-        context = settings.context_for(self.max_position_embeddings, self.num_blocks)
+        self._context = settings.context_for(self.max_position_embeddings, self.num_blocks)
         self._rows = settings.max_num_seqs
         # A row's own table has to fit a step, and one block more where a token is under way.
-        self._seats = Seats(self._rows, -(-context // self.block_size) + 1, self.block_size)
+        self._seats = Seats(self._rows, -(-self._context // self.block_size) + 1, self.block_size)
         self._tables = torch.zeros(self._rows, self._seats.blocks, dtype=torch.int32, device=self._device)
         # The last place is nobody's: rows that draw nothing write there.
         self._last_tokens = torch.zeros(self._rows + 1, dtype=torch.int64, device=self._device)
         self._sampling = SamplingSeats(self._rows, self.vocab_size, self._device)
-        self._graph_tokens = max(GRAPH_TOKENS, self._rows)
+        self._graph_tokens = max(graph_tokens, self._rows)
         self._logits = torch.empty(self._rows, self.vocab_size, dtype=torch.float32, device=self._device)
         self._hidden = torch.zeros(self._rows, model.config.hidden_size, dtype=model.dtype, device=self._device)
         self._inputs = PackedInputs(_fields(self._graph_tokens, self._rows), self._device)
@@ -111,7 +121,7 @@ class CudaRunner:
         self.graphs: StepGraphs[tuple[Tensor, ...]] = StepGraphs(self._device)
         self._generation = self._sampling.generation
         self._batched_tokens = settings.max_num_batched_tokens
-        self._expanded = EXPANDED_TOKENS
+        self._expanded = expanded_tokens
 
     def capture(self) -> None:
         """Capture every graph; steps until now, and those beyond the buckets, run kernel by kernel."""
@@ -142,25 +152,30 @@ class CudaRunner:
 
     def longest_steps(self) -> None:
         """Run prompts of every length for which kernels differ, the longest chunk at the end of a long context too."""
-        most = min(self._batched_tokens, self._seats.blocks * self.block_size - self.block_size)
-        context = min(EXPANDED_TOKENS, self.num_blocks * self.block_size)
-        for count in sorted({min(size, most) for size in (*_LONG_SIZES, most)}):
-            self._run_long(count, max(count, context))
-        if most > self._graph_tokens:
+        most = min(self._batched_tokens, self._rows * self._context)
+        context = min(self._expanded, self._context)
+        for count in sorted({min(size, most) for size in (self._graph_tokens + 1, *_LONG_SIZES, most)}):
+            self._run_long(count, context)
+        longest = min(most, self._context)
+        if longest > self._graph_tokens:
             # A context that is expanded in several chunks, without having to be that long.
-            self._run_long(most, most, expanded=most // 2)
+            expanded, self._expanded = self._expanded, longest // 2
+            try:
+                self._run_long(longest, longest)
+            finally:
+                self._expanded = expanded
 
-    def _run_long(self, count: int, context: int, expanded: int = EXPANDED_TOKENS) -> None:
-        """One prompt's last `count` tokens of `context`, whatever is in the cache."""
-        table = list(range(-(-context // self.block_size)))
-        sequence = NewSequence(-1, SamplingParams(), [0] * context, [], 0, (), 0)
-        row = StepRow(-1, [0] * count, context - count, table, sample=True)
-        self._expanded = expanded
-        try:
-            self.collect(self.execute(StepPlan([row], new=[sequence])))
-            self.execute(StepPlan([], finished=[-1]))
-        finally:
-            self._expanded = EXPANDED_TOKENS
+    def _run_long(self, count: int, context: int) -> None:
+        """`count` tokens of as few prompts as hold them, at the end of `context` or more; whatever is in the cache."""
+        new, rows = [], []
+        for identity, first in enumerate(range(0, count, self._context), start=1):
+            own = min(self._context, count - first)
+            stop = max(own, context)
+            new.append(NewSequence(-identity, SamplingParams(), [0] * stop, [], 0, (), 0))
+            table = list(range(-(-stop // self.block_size)))
+            rows.append(StepRow(-identity, [0] * own, stop - own, table, sample=True))
+        self.collect(self.execute(StepPlan(rows, new=new)))
+        self.execute(StepPlan([], finished=[row.sequence_id for row in rows]))
 
     def _graph_functions(self) -> Iterator[tuple[tuple[str, int], Callable[[], tuple[Tensor, ...]]]]:
         # The largest first: the others fit into the memory that it leaves. Heads come after what they are used with, so
