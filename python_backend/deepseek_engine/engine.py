@@ -11,7 +11,7 @@ from piccard_contract.errors import ErrorCode, RequestError
 
 from deepseek_engine.block_pool import BlockPool
 from deepseek_engine.choice import Choice, Finish
-from deepseek_engine.failures import breaks_the_device, is_out_of_memory
+from deepseek_engine.failures import breaks_the_device, device_cause, is_out_of_memory
 from deepseek_engine.pacing import PrefillPacer
 from deepseek_engine.pipeline import Pipeline
 from deepseek_engine.prefix_cache import PrefixCache
@@ -364,17 +364,16 @@ class Engine:
 
     def _fail_all(self, shares: list[Share], error: Exception) -> None:
         _log.error("step of %d sequences failed", len(shares), exc_info=error)
-        # The cause is for the log: a client can do nothing with it, and it may tell of other requests.
+        # The text is for the log: it may tell of other requests. What CUDA says does not.
         if is_out_of_memory(error):
             code, message = (
                 ErrorCode.OUT_OF_MEMORY,
                 "the version ran out of memory in a step; send fewer or shorter requests",
             )
         else:
-            code, message = (
-                ErrorCode.INTERNAL,
-                f"a step failed ({type(error).__name__}); the version's log has the details",
-            )
+            told = device_cause(error)
+            cause = type(error).__name__ if told is None else f"CUDA: {told}"
+            code, message = ErrorCode.INTERNAL, f"a step failed ({cause}); the version's log has the details"
         for share in shares:
             sequence = share.sequence
             if sequence.status is not SequenceStatus.FINISHED:

@@ -139,7 +139,10 @@ class EngineLoop:
             _log.critical("the engine failed", exc_info=error)
             with self._woken:
                 self._stopping = True
-            self._fail_all(failure_of(error))
+            try:
+                self._fail_all(failure_of(error))
+            except Exception:
+                _log.exception("the requests of a failed engine could not be ended")
             self._on_fatal(error)
 
     def _wait(self) -> bool:

@@ -128,11 +128,16 @@ class VersionModel:
         self._state.close()
         self._lock.release()
 
+    def _end_process(self) -> None:
+        """End at once: what the process holds of a device may never be given back, and others wait for its lock."""
+        _log.critical("version %d ends with status %d, to be started anew", self._number, FATAL_STATUS)
+        os._exit(FATAL_STATUS)
+
     def _serve(self, version: OpenVersion) -> None:
         self._server = VersionServer(
             version,
             number=self._number,
-            on_fatal=lambda: os._exit(FATAL_STATUS),
+            on_fatal=self._end_process,
             callers=Callers(self._service.process_lock),
             claims=ClaimsCheck(self._service.gateway_secret),
         )

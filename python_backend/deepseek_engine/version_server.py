@@ -257,8 +257,10 @@ class VersionServer:
             return False
 
     def _die(self, error: BaseException) -> None:
-        self._responder.stop(DEATH_SECONDS)
-        self._on_fatal()
+        try:
+            self._responder.stop(DEATH_SECONDS)
+        finally:
+            self._on_fatal()
 
 
 def _may_cancel(inputs: Mapping[str, Sequence[Any]]) -> bool:

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from deepseek_engine.engine import Engine
-from deepseek_engine.failures import breaks_the_device
 from deepseek_engine.request import EngineRequest
 from deepseek_engine.runners.torch import TorchRunner
 from deepseek_engine.settings import EngineSettings
@@ -328,18 +327,18 @@ def test_a_device_that_is_lost_ends_the_engine():
         engine.step()
 
 
-@pytest.mark.parametrize(
-    ("error", "breaks"),
-    [
-        (RuntimeError("CUDA error: device-side assert triggered"), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), False),
-        (torch.OutOfMemoryError("CUDA error: out of memory"), False),
-        (RuntimeError("shapes differ"), False),
-        (ValueError("CUDA error"), False),
-    ],
-)
-def test_which_errors_no_later_step_survives(error, breaks):
-    assert breaks_the_device(error) is breaks
+def test_a_refused_launch_fails_its_step_with_cudas_words_and_the_engine_goes_on():
+    class Refused(ToyModel):
+        def forward(self, batch, cache):
+            if int(batch.token_ids[0]) == 7:
+                raise torch.AcceleratorError("CUDA error: invalid configuration argument\nadvice")
+            return super().forward(batch, cache)
+
+    engine = toy_engine(Refused())
+    error = run(engine, toy_request("bad", [7, 8]))["bad", 0].last.error
+    assert error.code is ErrorCode.INTERNAL
+    assert "(CUDA: invalid configuration argument)" in error.message
+    assert generate(PROMPT, engine=engine, max_tokens=2, ignore_eos=True).last.finish_reason == "length"
 
 
 def test_running_out_of_memory_has_its_own_code():

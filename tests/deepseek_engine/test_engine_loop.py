@@ -297,3 +297,20 @@ def test_requests_from_many_threads_all_end_once() -> None:
         assert all(sink.ended.wait(60) for sink in sinks)
     assert [sink.ends for sink in sinks] == [1] * 200
     assert all(sink.error is CANCELLED or sink.text == "0123" for sink in sinks)
+
+
+def test_a_sink_that_fails_does_not_keep_a_failed_engine_alive() -> None:
+    class Broken(ListSink):
+        def fail(self, error: RequestError) -> None:
+            super().fail(error)
+            raise OSError("the sink is broken")
+
+    told = threading.Event()
+    backend = FailingBackend(KeyError())
+    backend.go.clear()
+    with running(backend, lambda error: told.set()) as loop:
+        sink = Broken()
+        loop.submit(EngineRequest("a", [1], SamplingParams()), sink)
+        backend.go.set()
+        assert told.wait(60)
+    assert sink.error is not None

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from deepseek_engine import pipeline as pipeline_module
 from deepseek_engine.block_pool import BlockPool
 from deepseek_engine.engine import Engine
@@ -46,6 +47,8 @@ class Recorded(TorchRunner):
         self.events.append(("collect", number))
         if self.failing.get(number) == "collect":
             raise RuntimeError("the step failed")
+        if self.failing.get(number) == "lost":
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nadvice")
         return super().collect(own)
 
 
@@ -299,6 +302,18 @@ def test_a_failed_step_fails_what_goes_on_after_it_and_nothing_else():
     assert told(transcripts["new", 0]) == told(generate(PROMPT[:5], seed=3, max_tokens=9, ignore_eos=True))
     # Nothing that the failed one has written is shared.
     assert generate(PROMPT, engine=engine, max_tokens=1).last.num_cached_tokens == 0
+
+
+def test_a_lost_device_ends_the_engine_whatever_is_under_way():
+    engine, runner = recorded()
+    runner.failing = {2: "lost"}
+    engine.add(toy_request("r", PROMPT, seed=3, max_tokens=9, ignore_eos=True))
+    ids = [token for _ in range(2) for output in engine.step() for token in output.token_ids]
+    assert ids == generate(PROMPT, seed=3, max_tokens=2, ignore_eos=True).token_ids
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        engine.step()
+    # Step 3 was started already, and nothing waits for it.
+    assert runner.events[-2:] == [("execute", 3), ("collect", 2)]
 
 
 def test_tokens_of_the_step_before_are_told_when_the_next_cannot_be_started():

@@ -197,3 +197,27 @@ def test_a_version_that_cannot_be_opened_raises_and_says_why(server_model: Modul
     assert told["phase"] == "failed"
     assert "nowhere" in told["reason"]
     assert not is_held(Service(tmp_path).process_lock(version_owner(3)))
+
+
+def test_a_lost_device_ends_the_process_with_a_status_and_a_line_in_the_log(
+    server_model: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    statuses: list[int] = []
+    ended = threading.Event()
+
+    def end(status: int) -> None:
+        statuses.append(status)
+        ended.set()
+
+    monkeypatch.setattr(server_model.os, "_exit", end)
+    model = server_model.VersionModel()
+    model.initialize(arguments(tmp_path))
+    request = Request(text_input=text("a"), extensions=text('{"script": {"lose_at": 2}}'))
+    model.execute([request])
+    assert request.sender.ended.wait(60)
+    assert ended.wait(60)
+    status = json.loads(request.sender.responses[-1]["status"][0])
+    assert "illegal memory access" in status["message"]
+    assert statuses == [server_model.FATAL_STATUS]
+    assert "version 3 ends with status 70" in caplog.text
+    model.finalize()

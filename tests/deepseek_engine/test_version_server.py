@@ -3,14 +3,18 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from deepseek_engine import version_server
 from deepseek_engine.callers import Callers
 from deepseek_engine.request import EngineOutput
+from deepseek_engine.runners.torch import TorchRunner
 from deepseek_engine.scripted.version import open_scripted
+from deepseek_engine.step_plan import StepResult
 from deepseek_engine.version import OpenVersion
 from deepseek_engine.version_server import VersionServer
 from patience import wait_until
@@ -18,6 +22,8 @@ from piccard_contract.process_lock import ProcessLock
 from piccard_contract.request import Attempt
 from piccard_contract.response import parse_response
 from piccard_contract.version_file import VersionFile
+from toy_model import toy_engine
+from toy_tokenizer import toy_tokenizer
 
 # With these it takes longer than any test waits.
 ENDLESS = {"tokens": 10**6, "delay_s": 0.005}
@@ -281,6 +287,44 @@ def test_an_engine_that_fails_answers_everyone_before_the_end(monkeypatch: pytes
     assert died.wait(60)
     assert all(reply.ended.is_set() for reply in replies)
     assert {reply.status["code"] for reply in replies} <= {"INTERNAL", "UNAVAILABLE"}
+
+
+class LosesTheDevice(TorchRunner):
+    """Takes two steps at once; the device is lost when the third is collected, with the fourth under way."""
+
+    steps_in_flight = 2
+    collected = 0
+
+    def collect(self, handle: Any) -> StepResult:
+        self.collected += 1
+        if self.collected == 3:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nadvice of torch")
+        return super().collect(handle)
+
+
+def test_a_lost_device_fails_requests_with_its_cause_and_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(version_server, "DEATH_SECONDS", 60.0)
+    engine = toy_engine(runner=LosesTheDevice)
+    version = replace(scripted_version(), backend=engine, tokenizer=toy_tokenizer(), pause=None, play=None)
+    died = threading.Event()
+    server = VersionServer(version, number=1, on_fatal=died.set)
+    reply = ask(server, input_ids=list(range(40, 50)), stream=True, sampling_parameters={"max_tokens": 100})
+    late = ask(server, input_ids=[40], sampling_parameters={"max_tokens": 100})
+    server.start()
+    assert died.wait(60)
+    assert not server.alive
+    for failed in (reply, late):
+        assert failed.ended.is_set()
+        assert failed.finals[-1]
+        assert failed.status["code"] == "INTERNAL"
+        assert "(CUDA: an illegal memory access was encountered)" in failed.status["message"]
+        assert "advice" not in failed.status["message"]
+    # What came before is sound and was sent.
+    assert sum(len(response["token_ids"]) for response in reply.responses) == 2
+    assert "illegal memory access" in caplog.text
+    server.stop()
 
 
 def test_bytes_per_token_are_measured(server: VersionServer) -> None:

@@ -209,14 +209,26 @@ def test_an_engine_that_breaks_or_hangs_dies_and_its_streams_are_resumed(fresh_s
 
     old = server.pid(version_owner(2))
     streams = start_streams(server, 1, canary="true", script={"versions": {"2": {"hang_at": 3}}})
+    streams += start_streams(server, 1, canary="true", script={"versions": {"2": {"lose_at": 3}}})
+    for stream in streams:
+        assert_whole(stream, {1, 2})
+    wait_for(lambda: revived(server, 2, old), PATIENCE, "version 2 after its GPU was lost")
+    wait_for(lambda: answers(server, canary=True), PATIENCE, "the canary")
+
+    old = server.pid(version_owner(2))
+    streams = start_streams(server, 1, canary="true", script={"versions": {"2": {"hang_at": 3}}})
     streams += start_streams(server, 1, canary="true", script={"versions": {"2": {"stick_at": 3}}})
     for stream in streams:
         assert_whole(stream, {1, 2})
     wait_for(lambda: revived(server, 2, old), PATIENCE, "version 2 after a step that hung")
     assert "gave no sign of life for 5 s" in server.printed()
-    for cause in ("died", "stuck"):
+    for cause, count in (("died", 2), ("stuck", 1)):
         labels = {"owner": "version-2", "cause": cause}
-        wait_for(lambda labels=labels: server.metric("piccard_revivals_total", **labels) == 1, PATIENCE, str(labels))
+        wait_for(
+            lambda labels=labels, count=count: server.metric("piccard_revivals_total", **labels) == count,
+            PATIENCE,
+            str(labels),
+        )
     wait_for(lambda: answers(server, canary=True), PATIENCE, "the canary")
 
 

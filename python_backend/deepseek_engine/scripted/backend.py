@@ -146,6 +146,8 @@ class ScriptedBackend:
             self._stick()
         if script.break_at == position:
             raise MemoryError(f"the script breaks the engine at token {position}")
+        if script.lose_at == position:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nThe script says so.")
         if script.hang_at == position:
             performance.due = math.inf
             return

@@ -19,6 +19,7 @@ class Script(BaseModel):
         hang_at: nothing more comes from there on, until the request is aborted.
         stick_at: the engine itself never ends the step there, and nobody gets anything any more.
         break_at: memory runs out there outside of any request, which breaks the engine.
+        lose_at: a step ends there as one does whose kernel has lost the GPU's context.
         error: code of `fail_at`.
         text: the words that are repeated; None repeats those of the prompt.
         tag: every token ends in @ and the version's number; words are cut to make room.
@@ -35,6 +36,7 @@ class Script(BaseModel):
     hang_at: int | None = Field(default=None, ge=0)
     stick_at: int | None = Field(default=None, ge=0)
     break_at: int | None = Field(default=None, ge=0)
+    lose_at: int | None = Field(default=None, ge=0)
     error: ErrorCode = ErrorCode.INTERNAL
     text: str | None = None
     tag: bool = False

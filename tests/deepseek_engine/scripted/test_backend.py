@@ -3,6 +3,7 @@ import sys
 from typing import Any
 
 import pytest
+from deepseek_engine.failures import breaks_the_device
 from deepseek_engine.request import EngineOutput
 from deepseek_engine.scripted import ScriptedBackend, ScriptedRequest, WordTokenizer
 from hypothesis import given
@@ -184,6 +185,11 @@ def test_the_engine_sticks_or_breaks_at_a_token() -> None:
     stage.add(script={"break_at": 2, "tokens": 3})
     with pytest.raises(MemoryError):
         stage.run()
+    stage = Stage()
+    stage.add(script={"lose_at": 1, "tokens": 3})
+    with pytest.raises(RuntimeError) as caught:
+        stage.run()
+    assert breaks_the_device(caught.value)
 
 
 def test_what_hangs_ends_by_its_abort() -> None:
