@@ -129,6 +129,52 @@ class AdmissionLimits(TokenLimit):
         return self.tenants.get(tenant, self.each)
 
 
+class BreakerLimits(BaseModel):
+    """When a version that fails its requests is kept from them, where another one may serve them, and for how long.
+
+    Attributes:
+        consecutive_errors: that open the breaker, of one router; null for none.
+        error_share: of the requests in the window that opens it, all routers together; null for none.
+        min_requests: in the window, below which their share says nothing.
+        window: seconds.
+        open_for: seconds in which it gets no request; then it is half open and gets one at a time.
+        probes: of these in a row that must go well until it is closed.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    consecutive_errors: int | None = Field(default=5, strict=True, ge=1, le=10**6)
+    error_share: float | None = Field(default=0.5, strict=True, gt=0, le=1)
+    min_requests: int = Field(default=20, strict=True, ge=1, le=10**6)
+    window: float = Field(default=30.0, strict=True, ge=1, le=3600)
+    open_for: float = Field(default=10.0, strict=True, ge=0.1, le=3600)
+    probes: int = Field(default=3, strict=True, ge=1, le=1000)
+
+    @property
+    def off(self) -> bool:
+        """Whether nothing opens it."""
+        return self.consecutive_errors is None and self.error_share is None
+
+
+class FallbackLimits(BaseModel):
+    """How much of the traffic stable takes over from others while it is busy itself.
+
+    Attributes:
+        ratio: share of all requests in the window that may come to stable instead of the version that they were meant
+            for; null for no bound.
+        min_per_second: of them that are free whatever their share.
+        window: seconds.
+        load: of stable, 0 to 1, below which all are taken.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ratio: float | None = Field(default=0.2, strict=True, ge=0, le=1)
+    min_per_second: float = Field(default=1.0, strict=True, ge=0, le=10**6)
+    window: float = Field(default=10.0, strict=True, ge=1, le=3600)
+    load: float = Field(default=0.8, strict=True, ge=0, le=1)
+
+
 class Policy(BaseModel):
     """One service's policy. Numbers are strict, for YAML reads yes and on as true, which would pass as 1.
 
@@ -141,6 +187,8 @@ class Policy(BaseModel):
         salt: mixed into the hash of the sticky key; new with each rollout.
         pin: whether clients may name a version.
         fallback_policy: which version may take over a failed request of which.
+        fallback_budget: how many requests stable takes over while it is busy.
+        breaker: when a version that fails is kept from requests.
         deadlines: seconds that a version is waited for.
         admission: how many tokens may be asked for; nobody is limited by default.
         abandoned_limit: seconds after which a stream ends whatever happens: through an ensemble nobody
@@ -157,6 +205,8 @@ class Policy(BaseModel):
     salt: str = Field(default="", max_length=128)
     pin: Pin = Field(default_factory=Pin)
     fallback_policy: FallbackPolicy = FallbackPolicy.CANARY_TO_STABLE
+    fallback_budget: FallbackLimits = Field(default_factory=FallbackLimits)
+    breaker: BreakerLimits = Field(default_factory=BreakerLimits)
     deadlines: Deadlines = Field(default_factory=Deadlines)
     admission: AdmissionLimits = Field(default_factory=AdmissionLimits)
     abandoned_limit: float = Field(default=1800.0, strict=True, gt=0, allow_inf_nan=False)

@@ -18,7 +18,7 @@ from piccard_contract.errors import ERROR_KINDS
 from piccard_contract.gateway_file import AdaptiveDeadlines, GatewayFile, GatewayLimits
 from piccard_contract.lifecycle import LOADED_STATES, MOVE_CAUSES, SERVING_STATES, STATE_MEANINGS
 from piccard_contract.metrics import METRICS
-from piccard_contract.policy import AdmissionLimits, Deadlines, Pin, Policy, TokenLimit
+from piccard_contract.policy import AdmissionLimits, BreakerLimits, Deadlines, FallbackLimits, Pin, Policy, TokenLimit
 from piccard_contract.request import RequestExtensions
 from piccard_contract.routing import ROUTE_REASON_MEANINGS
 from piccard_contract.sampling import SamplingParams
@@ -152,6 +152,8 @@ def settings_page() -> str:
         " `piccard publish` and never changes. A home's `state/gateway.yaml` is not there until you write it; it may be"
         " edited at any time too, and a broken edit is told in `state/logs/gateway.log`.",
         ("policy.yaml", _model_table(Policy)),
+        ("policy.yaml, `fallback_budget`", _model_table(FallbackLimits) + _BREAKER),
+        ("policy.yaml, `breaker`", _model_table(BreakerLimits) + _BREAKER),
         ("policy.yaml, `deadlines`", _model_table(Deadlines)),
         ("policy.yaml, `pin`", _model_table(Pin)),
         ("policy.yaml, `admission`", _model_table(AdmissionLimits) + _ADMISSION),
@@ -215,6 +217,8 @@ _ADMISSION = """
         research: {tokens_per_second: 8000, burst: 30000}
 
 What a request costs and how it is refused: [operations](operations.md#limits-of-tokens)."""
+
+_BREAKER = "\n\nWhat they do: [operations](operations.md#a-version-that-fails)."
 
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,

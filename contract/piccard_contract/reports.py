@@ -66,11 +66,33 @@ class VersionReport(_Report):
     samples: Samples = Field(default_factory=list)
 
 
+class BreakerReport(_Report):
+    """The breaker of one version, as one router sees it.
+
+    Attributes:
+        pid: the version's process that it is about.
+        open: whether it is open or half open, and since when: `turned_at` is seconds of CLOCK_MONOTONIC.
+        state: closed, open or half_open.
+        requests, errors: of the policy's window, met by this router while it was closed.
+        passed: probes of this router that went well since it opened.
+    """
+
+    pid: int
+    open: bool = False
+    turned_at: float = 0.0
+    state: str = "closed"
+    requests: int = 0
+    errors: int = 0
+    passed: int = 0
+
+
 class RouterReport(_Report):
     """Sections `router` and `router_unary`: requests in flight by version, and metrics.
 
     Attributes:
         code_hash: of the ensemble's code that it runs.
+        breakers: by version.
+        taken_over: requests in the window of the policy's fallback_budget, and those that stable took over.
         completions: by tenant (`tenant_key`), the tokens that admission took for requests that are over, and those that
             they came to. Of the tenants that were heard of last.
     """
@@ -78,6 +100,8 @@ class RouterReport(_Report):
     code_hash: str = ""
     completions: dict[str, tuple[int, int]] = Field(default_factory=dict)
     in_flight: dict[int, int] = Field(default_factory=dict)
+    breakers: dict[int, BreakerReport] = Field(default_factory=dict)
+    taken_over: tuple[int, int] = (0, 0)
     samples: Samples = Field(default_factory=list)
 
 

@@ -14,6 +14,7 @@ class RouteReason(StrEnum):
     RATIO = "ratio"
     STABLE = "stable"
     CANARY_UNAVAILABLE = "canary_unavailable"
+    BREAKER_OPEN = "breaker_open"
     FALLBACK = "fallback"
     RESUMED = "resumed"
     DIRECT = "direct"
@@ -26,6 +27,7 @@ ROUTE_REASON_MEANINGS: dict[RouteReason, str] = {
     RouteReason.RATIO: "chance against the traffic ratio",
     RouteReason.STABLE: "no canary is set",
     RouteReason.CANARY_UNAVAILABLE: "the canary was chosen but is not loaded",
+    RouteReason.BREAKER_OPEN: "the chosen version fails its requests, so that its breaker keeps them from it",
     RouteReason.FALLBACK: "another version failed before its first token",
     RouteReason.RESUMED: "another version failed after its first token, and this one went on",
     RouteReason.DIRECT: "the version was called itself, without a router",

@@ -9,6 +9,7 @@ from piccard_contract.request import Attempt as AttemptKeys
 from piccard_contract.request import GatewayClaims, GenerateRequest
 
 from piccard_canary.availability import LoadedVersion
+from piccard_canary.breakers import Probe
 from piccard_canary.load import AttemptLoad
 from piccard_canary.protocols import Stamp
 
@@ -36,6 +37,7 @@ class Attempt:
         given_up: whether it was taken from its thread, which may still be blocked on the version.
         ended: whether its thread is through with it.
         load: the load of its version while it runs.
+        probe: the permit with which it tries a version whose breaker is half open.
     """
 
     loaded: LoadedVersion
@@ -50,6 +52,7 @@ class Attempt:
     given_up: bool = False
     ended: bool = False
     load: AttemptLoad | None = None
+    probe: Probe | None = None
 
     @property
     def version(self) -> int:

@@ -24,11 +24,13 @@ class Fleet:
         stable: what the link names, or None where it names nothing.
         ready: versions that can serve now.
         expected: versions that are meant to serve; one that is not ready is about to be revived.
+        resting: versions whose breaker keeps requests from them.
     """
 
     stable: int | None
     ready: Collection[int]
     expected: Collection[int] = ()
+    resting: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +42,21 @@ class Decision:
         reason: why.
         fallbacks: versions that may take it over, in this order.
         follows_stable: whether it may also go to what the stable link names by then.
+        passed_over: the version that it was meant for, where that is not loaded or its breaker open.
     """
 
     version: int
     reason: RouteReason
     fallbacks: tuple[int, ...] = ()
     follows_stable: bool = False
+    passed_over: int | None = None
 
 
 def decide(policy: Policy, keys: RouteKeys, fleet: Fleet, draw: Callable[[], float]) -> Decision:
     """Choose the version of a request: pin, then header, then sticky key, then traffic ratio.
+
+    A breaker sends a request to another version that may serve it and whose own breaker is closed; where there is none
+    it keeps nobody from anything, and a pin least of all.
 
     Args:
         draw: a number in [0, 1), drawn only where chance decides.
@@ -63,14 +70,19 @@ def decide(policy: Policy, keys: RouteKeys, fleet: Fleet, draw: Callable[[], flo
     to_canary, reason = _wish(policy, keys, fleet, draw)
     kept_from_canary = _header(keys) in _STABLE_WORDS
     falls_back = policy.fallback_policy is not FallbackPolicy.NONE
-    if to_canary and policy.canary is not None and policy.canary in fleet.ready:
+    passed_over: int | None = None
+    if to_canary and policy.canary is not None and policy.canary in fleet.ready and not _rests(policy.canary, fleet):
         backup = (fleet.stable,) if falls_back and fleet.stable not in (None, policy.canary) else ()
         return Decision(policy.canary, reason, tuple(v for v in backup if v is not None), falls_back)
     if to_canary:
-        reason = RouteReason.CANARY_UNAVAILABLE
+        loaded = policy.canary is not None and policy.canary in fleet.ready
+        reason = RouteReason.BREAKER_OPEN if loaded else RouteReason.CANARY_UNAVAILABLE
+        passed_over = None if policy.canary == fleet.stable else policy.canary
     substitute = _substitute(policy, fleet, kept_from_canary=kept_from_canary)
     if fleet.stable is not None and fleet.stable in fleet.ready:
-        return Decision(fleet.stable, reason, () if substitute is None else (substitute,), falls_back)
+        if substitute in fleet.ready and substitute is not None and _rests(fleet.stable, fleet, substitute):
+            return Decision(substitute, RouteReason.BREAKER_OPEN, (fleet.stable,), falls_back, fleet.stable)
+        return Decision(fleet.stable, reason, () if substitute is None else (substitute,), falls_back, passed_over)
     if substitute is not None and substitute in fleet.ready:
         return Decision(substitute, RouteReason.FALLBACK, (), falls_back)
     raise RequestError(ErrorCode.UNAVAILABLE, _missing(fleet), retry_after=RETRY_AFTER)
@@ -102,6 +114,13 @@ def _pinned(policy: Policy, version: int, fleet: Fleet) -> Decision:
     raise RequestError(
         ErrorCode.VERSION_NOT_FOUND, f"version {version} is not loaded; {_loaded(fleet)}", version=version
     )
+
+
+def _rests(version: int, fleet: Fleet, other: int | None = None) -> bool:
+    """Whether the breaker of `version` sends its requests to `other`, which is stable where nothing else is said."""
+    other = fleet.stable if other is None else other
+    healthy = other is not None and other != version and other in fleet.ready and other not in fleet.resting
+    return healthy and version in fleet.resting
 
 
 def _wish(policy: Policy, keys: RouteKeys, fleet: Fleet, draw: Callable[[], float]) -> tuple[bool, RouteReason]:

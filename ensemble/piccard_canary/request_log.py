@@ -32,6 +32,7 @@ class RequestLine:
         token_gap_s: between two tokens on average, of the last attempt.
         first_load, gap_load: requests of that version in flight on average until its first token, and after it.
         others: requests of other versions in flight when it began.
+        passed_over: the version that it was meant for, where that was not loaded or its breaker open.
     """
 
     at: str
@@ -55,6 +56,7 @@ class RequestLine:
     first_load: float | None = None
     gap_load: float | None = None
     others: int = 0
+    passed_over: int | None = None
 
 
 class RequestLog:

@@ -4,7 +4,7 @@ import secrets
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from piccard_contract.claims import ClaimsCheck
@@ -13,11 +13,14 @@ from piccard_contract.lifecycle import now as time_of_day
 from piccard_contract.policy import Policy
 from piccard_contract.request import GenerateRequest
 from piccard_contract.response import Choice, Response
+from piccard_contract.routing import RouteKeys, RouteReason
 from pydantic import ValidationError
 
+from piccard_canary.breaker import BreakerState
+from piccard_canary.breakers import Probe
 from piccard_canary.cancel import token_version
-from piccard_canary.counters import NO_VERSION
-from piccard_canary.decision import decide
+from piccard_canary.counters import NO_VERSION, version_label
+from piccard_canary.decision import Decision, decide
 from piccard_canary.delivery import Delivery, Streamed, Whole
 from piccard_canary.protocols import Sender
 from piccard_canary.request_log import RequestLine
@@ -104,16 +107,23 @@ class Router:
 
     def _admit(self, request: GenerateRequest, sender: Sender, received: float) -> Stream:
         policy = self._policy()
+        self._around.budget.request(policy.fallback_budget)
+        decision: Decision | None = None
+        probe: Probe | None = None
         try:
             self._check(request)
-            decision = decide(policy, request.route, self._around.fleet(), self._random.random)
+            decision, probe = self._decide(policy, request.route)
+            self._take_over(policy, decision)
         except RequestError as error:
-            self._refused(request, error, received)
+            if probe is not None:
+                self._around.breakers.settle(probe, failed=None)
+            self._refused(request, error, received, decision)
             raise
         stream = Stream(
             _seeded(request),
             policy,
             decision,
+            probe=probe,
             sender=sender,
             delivery=self._delivery(request, sender),
             around=self._around,
@@ -125,6 +135,37 @@ class Router:
         with self._lock:
             self._streams.add(stream)
         return stream
+
+    def _decide(self, policy: Policy, keys: RouteKeys) -> tuple[Decision, Probe | None]:
+        """Where a request goes, and the permit to try that version where its breaker is half open."""
+        fleet, loaded = self._around.fleet(), self._around.loaded()
+        states = self._around.breakers.states(loaded, policy.breaker)
+        resting = {version for version, state in states.items() if state is BreakerState.OPEN}
+        chance = self._random.random()
+        while True:
+            decision = decide(policy, keys, replace(fleet, resting=resting), lambda: chance)
+            version = decision.version
+            half_open = states.get(version) is BreakerState.HALF_OPEN and version not in resting
+            if not half_open or decision.reason is RouteReason.PIN:
+                return decision, None
+            probe = self._around.breakers.probe(version, loaded[version].pid, policy.breaker)
+            if probe is not None:
+                return decision, probe
+            resting.add(version)
+
+    def _take_over(self, policy: Policy, decision: Decision) -> None:
+        """Charge the fallback budget where stable is to serve what was meant for another; raises OVERLOADED."""
+        if decision.passed_over is None or decision.passed_over == decision.version:
+            return
+        if decision.version != self._around.fleet().stable:
+            return
+        stable = self._around.loaded().get(decision.version)
+        try:
+            self._around.budget.take(policy.fallback_budget, stable.load if stable else 0.0, decision.passed_over)
+        except RequestError:
+            label = version_label(decision.passed_over)
+            self._around.counters.count("piccard_fallback_refusals_total", version=label)
+            raise
 
     def _check(self, request: GenerateRequest) -> None:
         if request.stream and not self._settings.streams:
@@ -167,7 +208,9 @@ class Router:
             cancelled = False
         sender.send(Response([Choice()], details={"cancelled": cancelled}), final=True)
 
-    def _refused(self, request: GenerateRequest, error: RequestError, received: float) -> None:
+    def _refused(
+        self, request: GenerateRequest, error: RequestError, received: float, decision: Decision | None
+    ) -> None:
         # A pin that was refused is a number of the client's choice and no label.
         self._around.counters.count("piccard_errors_total", version=NO_VERSION, code=error.code.value)
         claims = self._claims.believed(request.extensions.gateway)
@@ -180,7 +223,8 @@ class Router:
                 stream=request.stream,
                 version=None,
                 reason=None,
-                decision=None,
+                decision=None if decision is None else decision.reason.value,
+                passed_over=None if decision is None else decision.passed_over,
                 code=error.code.value,
                 seconds=self._around.clock() - received,
             )

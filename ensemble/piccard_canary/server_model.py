@@ -28,11 +28,13 @@ from piccard_contract.tensors import ADMITTED, INPUT_SPECS, OUTPUT_SPECS, Tensor
 
 from piccard_canary.admission import Admission
 from piccard_canary.availability import Availability
+from piccard_canary.breakers import Breakers
 from piccard_canary.call_errors import call_error
 from piccard_canary.cancel import CancelDesk
 from piccard_canary.completions import Completions, Settlements
 from piccard_canary.counters import Counters
 from piccard_canary.decision import Fleet
+from piccard_canary.fallback_budget import FallbackBudget
 from piccard_canary.metrics_export import Kind, MetricsExport
 from piccard_canary.policy_file import PolicyFile
 from piccard_canary.protocols import Frame, Stamp
@@ -166,16 +168,21 @@ class RouterModel:
         self._log = RequestLog(service.request_log, _log_error)
         self._threads = ThreadReserve("stream")
         self._completions = Completions()
+        self._breakers = Breakers(self._counters, service.process_lock("probe"))
+        self._budget = FallbackBudget()
+        self._loaded = lambda: availability.snapshot().ready
         around = Surroundings(
             name=self._process.owner,
             client=client,
             fleet=self._fleet,
-            loaded=lambda: availability.snapshot().ready,
+            loaded=self._loaded,
             cancels=CancelDesk(client, _log_error),
             counters=self._counters,
             write=self._log.put,
             log=_log_error,
             completions=self._completions,
+            breakers=self._breakers,
+            budget=self._budget,
         )
         self._router = Router(
             around,
@@ -223,14 +230,24 @@ class RouterModel:
 
     def _tidy(self) -> None:
         self._client.spent.drop_old()
+        sections = self._process.live_state.sections(prefix=_ROUTERS)
+        # Also where no request comes, so that the first one finds what other routers know.
+        limits = self._process.policy.current().breaker
+        self._breakers.states(self._loaded(), limits)
+        self._breakers.share(sections, self._process.owner, limits)
+        self._budget.share(sections, self._process.owner)
         known = self._state.known()
         if known is not None and known != self._known:
+            self._breakers.forget(known)
             self._counters.forget(known)
             self._known = known
 
     def _report(self) -> dict[str, Any]:
+        policy = self._process.policy.current()
         return RouterReport(
             completions=self._completions.totals(),
+            breakers=self._breakers.report(policy.breaker),
+            taken_over=self._budget.report(policy.fallback_budget),
             in_flight=self._router.in_flight(),
             code_hash=self._process.code_hash,
             samples=self._counters.samples(),

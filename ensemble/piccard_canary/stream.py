@@ -21,11 +21,13 @@ from prometheus_client import Gauge, Histogram
 
 from piccard_canary.attempt import ROUTER_OUTPUTS, Attempt, version_request
 from piccard_canary.availability import LoadedVersion
+from piccard_canary.breakers import Breakers, Probe
 from piccard_canary.cancel import CancelDesk, mint_token
 from piccard_canary.completions import Completions
 from piccard_canary.counters import Counters, version_label
 from piccard_canary.decision import RETRY_AFTER, Decision, Fleet, successor
 from piccard_canary.delivery import Delivery
+from piccard_canary.fallback_budget import FallbackBudget
 from piccard_canary.load import AttemptLoad, LoadMeter
 from piccard_canary.protocols import Frame, Sender, Stamp, VersionClient
 from piccard_canary.request_log import RequestLine
@@ -47,6 +49,8 @@ class Surroundings:
         clock: monotonic seconds.
         load: counts what is in flight.
         completions: counts what requests came to.
+        breakers: of all versions.
+        budget: of what stable takes over.
     """
 
     name: str
@@ -57,6 +61,8 @@ class Surroundings:
     counters: Counters
     write: Callable[[RequestLine], None]
     log: Callable[[str], None]
+    breakers: Breakers
+    budget: FallbackBudget
     clock: Callable[[], float] = time.monotonic
     load: LoadMeter = field(default_factory=lambda: LoadMeter(time.monotonic))
     completions: Completions = field(default_factory=Completions)
@@ -84,6 +90,7 @@ class Stream:
         sender: the client's end, for errors.
         delivery: the client's end, for what versions send.
         received: monotonic seconds of its receipt.
+        probe: the permit with which the first version is tried, where its breaker is half open.
         on_token: told of every cancel token that is given out.
         on_end: told once, when the request has been answered.
 
@@ -102,6 +109,7 @@ class Stream:
         around: Surroundings,
         claims: GatewayClaims | None,
         received: float,
+        probe: Probe | None = None,
         on_token: Callable[["Stream", str], None],
         on_end: Callable[["Stream"], None],
     ) -> None:
@@ -116,6 +124,7 @@ class Stream:
         self._around = around
         self._claims = claims
         self._received = received
+        self._probe = probe
         self._on_token = on_token
         self._on_end = on_end
         self._lock = threading.Lock()
@@ -131,6 +140,7 @@ class Stream:
         """Bring the request to its end on the calling thread; returns when it is done or was given to another."""
         with self._lock:
             attempt = self._begin(self._decision.version, self._decision.reason, self.request)
+            attempt.probe = self._probe
         self._run(attempt)
 
     def fault(self, process: Callable[[int], int | None]) -> tuple[Attempt, RequestError] | None:
@@ -279,6 +289,9 @@ class Stream:
         elif self._gaps is not None:
             self._gaps.observe((now - attempt.last_token) / len(tokens))
         attempt.last_token = now
+        if attempt.probe is not None and now - attempt.started > self.policy.breaker.open_for:
+            # It has gone on for so long: others need not wait for its end.
+            self._settle(attempt, failed=False)
         self._progress.any_tokens = True
         if self.request.sampling.n == 1:
             self._progress.token_ids.extend(tokens)
@@ -321,6 +334,7 @@ class Stream:
             self.current = None
             code = error.code
             label = version_label(attempt.version)
+            self._settle(attempt, failed=self._blames(error))
             self._around.counters.count("piccard_attempt_failures_total", version=label, code=code.value)
             self._record.failures.append({"version": attempt.version, "code": code.value})
             if attempt.last_token is not None:
@@ -333,6 +347,25 @@ class Stream:
                 self._around.log(f"request {self.request.id}: {defect}\n{traceback.format_exc()}")
                 self._fail(RequestError(ErrorCode.INTERNAL, "the router failed; its log has the details"))
             return None
+
+    def _blames(self, error: RequestError) -> bool | None:
+        """Whether a failure is the version's own; None where it says nothing of it."""
+        expired = self._around.clock() - self._received > self.policy.abandoned_limit
+        # One that is full works as fast as it can.
+        full = error.code is ErrorCode.OVERLOADED
+        if self._cancelled_at is not None or expired or full or kind_of(error.code).fault is Fault.CLIENT:
+            return None
+        return True
+
+    def _settle(self, attempt: Attempt, *, failed: bool | None) -> None:
+        """Tell the breaker how an attempt went."""
+        breakers, probe = self._around.breakers, attempt.probe
+        attempt.probe = None
+        if probe is not None:
+            self._probe = None
+            breakers.settle(probe, failed=failed)
+        elif failed is not None:
+            breakers.record(attempt.version, attempt.loaded.pid, self.policy.breaker, failed=failed)
 
     def _next(self, attempt: Attempt, error: RequestError) -> Attempt:
         """The attempt that takes over from `attempt`.
@@ -369,15 +402,28 @@ class Stream:
                     loaded.version, RouteReason.RESUMED, resumed_request(self.request, self._progress), loaded
                 )
                 following.logprob_base = self._progress.logprob
+                if loaded.version == self._around.fleet().stable:
+                    self._around.budget.note(self.policy.fallback_budget)
                 self._around.counters.count("piccard_resumes_total", version=label, code=code)
                 return following
             if self._delivery.told:
                 raise self._impossible(error, f"version {loaded.version} cannot go on: {hindrance}")
             self._delivery.restart()
             self._progress = Progress()
+        self._charge_budget(attempt, loaded)
         following = self._begin(loaded.version, RouteReason.FALLBACK, self.request, loaded)
         self._around.counters.count("piccard_fallbacks_total", version=label, code=code)
         return following
+
+    def _charge_budget(self, attempt: Attempt, loaded: LoadedVersion) -> None:
+        """Charge the fallback budget where stable is to take the request over; raises OVERLOADED."""
+        if loaded.version != self._around.fleet().stable:
+            return
+        try:
+            self._around.budget.take(self.policy.fallback_budget, loaded.load, attempt.version)
+        except RequestError:
+            self._around.counters.count("piccard_fallback_refusals_total", version=version_label(attempt.version))
+            raise
 
     def _begin(
         self, version: int, reason: RouteReason, request: GenerateRequest, loaded: LoadedVersion | None = None
@@ -427,6 +473,11 @@ class Stream:
             self._end(error.code.value)
 
     def _end(self, code: str) -> None:
+        if code == "OK" and self.current is not None:
+            self._settle(self.current, failed=False)
+        elif self._probe is not None:
+            self._around.breakers.settle(self._probe, failed=None)
+            self._probe = None
         self.done = True
         self.current = None
         self._code = code
@@ -485,6 +536,7 @@ class Stream:
             first_load=load.waiting() if load is not None else None,
             gap_load=load.sending() if load is not None else None,
             others=load.others if load is not None else 0,
+            passed_over=self._decision.passed_over,
         )
 
 

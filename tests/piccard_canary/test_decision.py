@@ -17,12 +17,13 @@ def choose(
     *,
     stable: int | None = 1,
     ready: set[int] | None = None,
+    resting: tuple[int, ...] = (),
     draw: float = 0.5,
     **policy: Any,
 ) -> Decision:
     """Decide with stable 1 and canary 2, both ready, and 10 % of the traffic on the canary."""
     settings = {"canary": 2, "traffic_ratio": 0.1} | policy
-    fleet = Fleet(stable, {1, 2} if ready is None else ready, frozenset({1, 2}))
+    fleet = Fleet(stable, {1, 2} if ready is None else ready, frozenset({1, 2}), resting)
     return decide(Policy(**settings), keys or RouteKeys(), fleet, lambda: draw)
 
 
@@ -98,6 +99,29 @@ def test_stable_is_missing(canary: str | None) -> None:
         assert refusal.value.retry_after is not None
 
 
+@pytest.mark.parametrize("keys", [RouteKeys(canary="true"), RouteKeys(sticky="user:0"), RouteKeys()])
+@pytest.mark.parametrize("fallback", FallbackPolicy)
+def test_the_breaker_of_the_canary_is_open(keys: RouteKeys, fallback: FallbackPolicy) -> None:
+    settings = {"traffic_ratio": 1.0, "fallback_policy": fallback}
+    decision = choose(keys, resting=(2,), **settings)
+    assert (decision.version, decision.reason, decision.passed_over) == (1, RouteReason.BREAKER_OPEN, 2)
+    # Where stable is no better, or not there, nobody is kept from anything.
+    for resting, ready in (((1, 2), {1, 2}), ((2,), {2})):
+        decision = choose(keys, resting=resting, ready=ready, **settings)
+        assert (decision.version, decision.passed_over) == (2, None)
+    assert choose(RouteKeys(version=2), resting=(2,)) == Decision(2, RouteReason.PIN)
+
+
+@pytest.mark.parametrize("fallback", FallbackPolicy)
+def test_the_breaker_of_stable_is_open(fallback: FallbackPolicy) -> None:
+    decision = choose(resting=(1,), fallback_policy=fallback)
+    if fallback is FallbackPolicy.BOTH:
+        assert decision == Decision(2, RouteReason.BREAKER_OPEN, (1,), True, passed_over=1)
+    else:
+        assert (decision.version, decision.reason) == (1, RouteReason.RATIO)
+    assert choose(RouteKeys(canary="false"), resting=(1,), fallback_policy=fallback).version == 1
+
+
 def test_the_canary_stands_in_where_both_may() -> None:
     decision = choose(ready={2}, fallback_policy="both")
     assert (decision.version, decision.reason) == (2, RouteReason.FALLBACK)
@@ -133,6 +157,7 @@ fleets = st.builds(
     stable=st.none() | st.integers(1, 4),
     ready=st.frozensets(st.integers(1, 4)),
     expected=st.just(frozenset({1, 2, 3, 4})),
+    resting=st.frozensets(st.integers(1, 4)),
 )
 policies = st.builds(
     Policy,
@@ -160,6 +185,10 @@ def test_what_always_holds(policy: Policy, keys: RouteKeys, fleet: Fleet, draw: 
         assert tried == [fleet.stable]
     if policy.fallback_policy is FallbackPolicy.NONE:
         assert len(tried) == 1
+    if decision.reason is RouteReason.BREAKER_OPEN:
+        assert decision.passed_over in fleet.resting
+        assert decision.version not in fleet.resting
+        assert {decision.version, decision.passed_over} == {fleet.stable, policy.canary}
     if policy.fallback_policy is FallbackPolicy.CANARY_TO_STABLE and decision.version == fleet.stable:
         assert tried == [fleet.stable]
     assert keys.version is not None or set(tried) <= {fleet.stable, policy.canary}

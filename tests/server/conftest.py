@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 from piccard_server import TRIES, RunningServer, ServerDiedError, make_scripted_home
 
+# Scripts make versions fail by the dozen, which would keep later requests from them; tests of the breaker set it.
+NO_BREAKER = {"breaker": {"consecutive_errors": None, "error_share": None}, "fallback_budget": {"ratio": None}}
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
@@ -14,7 +17,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
     Tests that change policy, state or processes take `fresh_server`.
     """
-    service = make_scripted_home(tmp_path_factory.mktemp("home"))
+    service = make_scripted_home(tmp_path_factory.mktemp("home"), **NO_BREAKER)
     running = RunningServer(service.home)
     try:
         yield running.wait_ready()
@@ -28,7 +31,7 @@ def fresh_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
     made: list[RunningServer] = []
 
     def make(versions: int = 2, options: tuple[str, ...] = (), **policy: Any) -> RunningServer:
-        service = make_scripted_home(tmp_path / f"home{len(made)}", versions, **policy)
+        service = make_scripted_home(tmp_path / f"home{len(made)}", versions, **(NO_BREAKER | policy))
         running = RunningServer(service.home, *options)
         made.append(running)
         return running.wait_ready()

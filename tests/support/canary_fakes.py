@@ -3,13 +3,17 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from patience import PATIENCE, wait_until
 from piccard_canary.availability import LoadedVersion
+from piccard_canary.breakers import Breakers
 from piccard_canary.cancel import CancelDesk
 from piccard_canary.counters import Counters
 from piccard_canary.decision import Fleet
+from piccard_canary.fallback_budget import FallbackBudget
 from piccard_canary.protocols import Frame, Stamp
 from piccard_canary.request_log import RequestLine
 from piccard_canary.router import Router, RouterSettings
@@ -192,6 +196,8 @@ class Scene:
         self.loaded = {n: LoadedVersion(n, pid=100 + n, tokenizer_hash="t", template_hash="c") for n in plays}
         self.processes: dict[int, int | None] = {n: 100 + n for n in plays}
         self.cancels = CancelDesk(self.versions, self.logged.append)
+        self._folder = TemporaryDirectory(prefix="scene-")
+        self.breakers = Breakers(self.counters, Path(self._folder.name) / "probe.lock", clock=self.clock)
         self.around = Surroundings(
             name="router",
             client=self.versions,
@@ -201,6 +207,8 @@ class Scene:
             counters=self.counters,
             write=self.lines.append,
             log=self.logged.append,
+            breakers=self.breakers,
+            budget=FallbackBudget(self.clock),
             clock=self.clock,
         )
         self.router = Router(
@@ -250,7 +258,5 @@ class Scene:
         return client
 
 
-def _nowhere() -> Any:
-    from pathlib import Path
-
+def _nowhere() -> Path:
     return Path("/nonexistent/gateway.secret")

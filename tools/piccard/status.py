@@ -43,6 +43,7 @@ def status(op: Operation) -> dict[str, Any]:
                 **_code(op, number, sections.get(version_owner(number))),
                 **_process(sections.get(version_owner(number))),
                 "in_flight": _in_flight(sections, number),
+                "breaker": _breaker(sections, number),
             }
             for number, record in sorted(state.versions.items())
         ],
@@ -122,6 +123,14 @@ def _process(section: Section | None) -> dict[str, Any]:
     return {"pid": section.pid, **{name: section.data.get(name) for name in names}}
 
 
+_ROUTERS = ("router", "router.2", "router_unary", "router_unary.2")
+
+
 def _in_flight(sections: dict[str, Section], version: int) -> int:
-    routers = ("router", "router.2", "router_unary", "router_unary.2")
-    return sum(int(_value(sections, owner, "in_flight", {}).get(str(version), 0)) for owner in routers)
+    return sum(int(_value(sections, owner, "in_flight", {}).get(str(version), 0)) for owner in _ROUTERS)
+
+
+def _breaker(sections: dict[str, Section], version: int) -> dict[str, str]:
+    """The state of its breaker, by router."""
+    told = {owner: _value(sections, owner, "breakers", {}).get(str(version)) for owner in _ROUTERS}
+    return {owner: report["state"] for owner, report in told.items() if report is not None}

@@ -45,6 +45,8 @@ def print_status(found: dict[str, Any], console: Console) -> None:
             version["reason"],
         )
     console.print(table)
+    for line in _breakers(found):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     for line in _drifts(found):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     problem = policy.get("error") or found["policy_error"]
@@ -66,6 +68,15 @@ def _deaths(server: dict[str, Any]) -> Iterator[str]:
         yield f"{owner} is dead and is started again at {datetime.fromtimestamp(at):%H:%M:%S}"
     for owner, reason in sorted((server.get("given_up") or {}).items()):
         yield f"{owner} is given up: {reason}; `piccard revive {owner.split('/')[1]}` tries again"
+
+
+def _breakers(found: dict[str, Any]) -> Iterator[str]:
+    """Versions that are kept from requests since they failed too many."""
+    for version in found["versions"]:
+        states = {owner: state for owner, state in version["breaker"].items() if state != "closed"}
+        if states:
+            told = ", ".join(f"{state.replace('_', ' ')} at {owner}" for owner, state in sorted(states.items()))
+            yield f"version {version['version']}'s breaker is {told}: other versions serve its requests"
 
 
 def _drifts(found: dict[str, Any]) -> Iterator[str]:

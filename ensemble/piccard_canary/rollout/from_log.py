@@ -12,7 +12,15 @@ from piccard_contract.routing import RouteReason
 from piccard_canary.rollout.observations import Observation
 
 # Requests that chance sent where they went. Those that chose their version are not like the others.
-_CHANCE = frozenset({RouteReason.STICKY, RouteReason.RATIO, RouteReason.STABLE, RouteReason.CANARY_UNAVAILABLE})
+_CHANCE = frozenset(
+    {
+        RouteReason.STICKY,
+        RouteReason.RATIO,
+        RouteReason.STABLE,
+        RouteReason.CANARY_UNAVAILABLE,
+        RouteReason.BREAKER_OPEN,
+    }
+)
 
 
 def parse_line(text: bytes) -> dict[str, Any] | None:
@@ -34,12 +42,14 @@ def observed(line: dict[str, Any], canary: int) -> Iterator[tuple[int, Observati
     """What a line says of each version that took its request, with the version's number.
 
     A version that failed it failed, also where another one brought it to its end. What was the client's fault, or was
-    cancelled, says nothing of a version.
+    cancelled, says nothing of a version. One that was not loaded, or whose breaker was open, failed what it missed.
     """
     if line.get("decision") not in _CHANCE:
         return
     if line["decision"] == RouteReason.CANARY_UNAVAILABLE:
         yield canary, Observation(failed=True, fallback=True)
+    elif line["decision"] == RouteReason.BREAKER_OPEN and line.get("passed_over") is not None:
+        yield line["passed_over"], Observation(failed=True, fallback=True)
     attempts = line.get("attempts", [])
     code = line["code"]
     for index, attempt in enumerate(attempts):

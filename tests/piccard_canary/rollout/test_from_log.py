@@ -77,3 +77,15 @@ def test_lines() -> None:
     assert parse_line(b'{"at": "2025-01-01T00:00:00+00:00"}') is None
     whole = b'{"at": "2025-01-01T00:00:00+00:00", "code": "OK"}'
     assert parse_line(whole) == {"at": "2025-01-01T00:00:00+00:00", "code": "OK"}
+
+
+def test_a_version_whose_breaker_is_open_failed_what_it_did_not_get() -> None:
+    away = {"decision": "breaker_open", "attempts": []}
+    canary = seen(version=1, passed_over=2, **away)
+    assert canary[2] == Observation(failed=True, fallback=True)
+    assert not canary[1].failed
+    stable = seen(version=2, passed_over=1, **away)
+    assert stable[1] == Observation(failed=True, fallback=True)
+    assert not stable[2].failed
+    # Stable was too busy to take it over.
+    assert seen(version=None, code="OVERLOADED", passed_over=2, **away) == {2: Observation(failed=True, fallback=True)}
