@@ -28,7 +28,11 @@ KERNELS_WITHOUT_COPIES = {
     "row_gemv",
     "row_gemv_fp32",
     "sample_edit",
+    "sample_mass",
     "sample_draw",
+    "apply_edits",
+    "embed",
+    "swiglu",
 }
 """Their loads go to registers; every other kernel feeds tensor cores and must copy asynchronously."""
 

@@ -1,4 +1,4 @@
-"""Runs the device kernels' tests in Triton's interpreter, one process a file."""
+"""Runs the tests of device kernels, and of what runs on them, in Triton's interpreter, one process a file."""
 
 import os
 import subprocess
@@ -9,7 +9,12 @@ import pytest
 
 pytest.importorskip("triton")
 
-FILES = sorted(Path(__file__).parent.glob("test_*_triton.py"))
+ENGINE = Path(__file__).parents[1]
+FILES = sorted(
+    file
+    for pattern in ("kernels/test_*_triton.py", "gpu/test_*_triton.py", "runners/test_cuda*.py")
+    for file in ENGINE.glob(pattern)
+)
 
 
 @pytest.mark.timeout(1200)
@@ -20,7 +25,7 @@ def test_passes_in_the_interpreter(file: Path, pytestconfig: pytest.Config) -> N
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu", *explored, str(file)],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=file.parents[3],
+        cwd=ENGINE.parents[1],
         capture_output=True,
         text=True,
         timeout=1100,

@@ -96,3 +96,27 @@ def test_a_negative_bias_does_not_let_a_masked_group_in() -> None:
         scaling=1.0,
     )
     assert all(len({expert // 4 for expert in row}) == 1 for row in experts.tolist())
+
+
+def test_a_padded_row_chooses_no_expert_and_changes_no_other() -> None:
+    x, weight = random(4, 64, dtype=DTYPES[1]), random(16, 64, scale=0.3, seed=6)
+    options = {"method": "greedy", "top_k": 4, "normalize": False, "scaling": 1.0, "shared": 2}
+    slots = torch.tensor([5, -1, 0, -1], device=DEVICE)
+    weights, experts = kernels.moe_gate(x, weight, None, **options, slots=slots)
+    plain_weights, plain_experts = kernels.moe_gate(x, weight, None, **options)
+    assert (experts[1::2] == -1).all()
+    assert torch.equal(experts[::2], plain_experts[::2])
+    assert torch.equal(weights[::2], plain_weights[::2])
+
+
+@pytest.mark.parametrize("name", ["v2", "v3", "normalised_greedy"])
+def test_a_row_that_is_not_a_number_chooses_experts_that_exist(name: str) -> None:
+    gate = dict(GATES[name])
+    count = gate.pop("experts")
+    x, weight = random(3, 64, dtype=DTYPES[1]), random(count, 64, scale=0.3, seed=7)
+    bias = random(count, seed=8) if gate["method"] == "noaux_tc" else None
+    sound = kernels.moe_gate(x, weight, bias, **gate)[1]
+    x[1] = float("nan")
+    _, experts = kernels.moe_gate(x, weight, bias, **gate)
+    assert ((experts >= 0) & (experts < count)).all()
+    assert torch.equal(experts[::2], sound[::2])
