@@ -255,6 +255,7 @@ class CudaRunner:
 
     def _long(self, rows: list[StepRow], order: list[int]) -> CudaHandle:
         """Many tokens: prompts are attended to in the expanded form."""
+        self.graphs.go_without("longer than the graphs")
         ordered = [rows[index] for index in order]
         arrays = self._inputs.begin()
         seats = self._place(ordered)
