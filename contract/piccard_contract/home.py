@@ -127,7 +127,7 @@ class Service:
 
     @property
     def run_folder(self) -> Path:
-        """Locks of running processes."""
+        """Locks of running processes, and what serves the operators of running versions."""
         return self.state_folder / "run"
 
     @property
@@ -166,6 +166,10 @@ class Service:
     def process_lock(self, owner: str) -> Path:
         """The file whose flock the process `owner` (such as version-2 or router) holds while it lives."""
         return self.run_folder / f"{owner}.lock"
+
+    def operators_file(self, version: int) -> Path:
+        """What serves the operators of a running version (`piccard_contract.operators`)."""
+        return self.run_folder / f"{version_owner(version)}.operators.json"
 
 
 def version_owner(version: int) -> str:

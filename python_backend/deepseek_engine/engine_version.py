@@ -9,6 +9,7 @@ from piccard_contract.version_file import CacheDtype, Precision, VersionFile, Ve
 from deepseek_engine.engine import Engine
 from deepseek_engine.memory_budget import cache_bytes, host_memory
 from deepseek_engine.models import Model
+from deepseek_engine.operator_tables import watch_operators
 from deepseek_engine.profiles import profile
 from deepseek_engine.pulse import Pulse
 from deepseek_engine.request import EngineRequest
@@ -70,6 +71,9 @@ def warm_version(
         max_model_len=engine.max_model_len,
         device=str(device),
         pulse=pulse,
+        operators=watch_operators(
+            model.config, runner, kind=file.runner, device=device, dtype=model.cache_spec().planes[0].dtype
+        ),
     )
 
 

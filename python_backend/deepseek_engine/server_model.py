@@ -22,6 +22,7 @@ from piccard_contract.request import check_tensor_bytes
 from piccard_contract.tensors import DATATYPES, OUTPUT_SPECS
 
 from deepseek_engine.callers import Callers
+from deepseek_engine.operators_file import OperatorsFile
 from deepseek_engine.version import OpenVersion, open_version
 from deepseek_engine.version_metrics import VersionMetrics
 from deepseek_engine.version_report import ReportPublisher
@@ -83,6 +84,7 @@ class VersionModel:
         owner = version_owner(self._number)
         self._lock = ProcessLock(self._service.process_lock(owner))
         self._lock.acquire()
+        self._operators: OperatorsFile | None = None
         self._state = LiveState(self._service.live_state, self._service.run_folder)
         self._report = ReportPublisher(
             self._state.writer(owner),
@@ -125,6 +127,8 @@ class VersionModel:
 
     def _leave(self) -> None:
         self._report.stop()
+        if self._operators is not None:
+            self._operators.remove()
         self._state.close()
         self._lock.release()
 
@@ -141,8 +145,9 @@ class VersionModel:
             callers=Callers(self._service.process_lock),
             claims=ClaimsCheck(self._service.gateway_secret),
         )
-        self._metrics = VersionMetrics(self._service.name, self._number, self._server.stats)
+        self._metrics = VersionMetrics(self._service.name, self._number, self._server.stats, version.operators)
         self._pulse = version.pulse
+        self._tell_operators(version)
         self._server.start()
         file = version.file
         self._report.update(
@@ -171,7 +176,19 @@ class VersionModel:
             stats.total_blocks,
         )
 
+    def _tell_operators(self, version: OpenVersion) -> None:
+        watch = version.operators
+        if watch is None:
+            return
+        self._operators = OperatorsFile(
+            self._service.operators_file(self._number),
+            lambda: watch.report(self._number, version.device, version.file.runner.value),
+            lambda: watch.revision,
+        )
+
     def _figures(self) -> dict[str, Any]:
+        if self._operators is not None:
+            self._operators.refresh()
         stats = self._server.stats
         self._metrics.observe(stats, self._server.unsigned_claims)
         return {

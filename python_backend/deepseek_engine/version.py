@@ -9,6 +9,7 @@ from piccard_contract.errors import ErrorCode, RequestError
 from piccard_contract.version_file import Runner, VersionFile, VersionFileError, read_version_file
 
 from deepseek_engine.cpu_threads import compute_threads
+from deepseek_engine.operator_watch import OperatorWatch
 from deepseek_engine.pulse import Pulse
 from deepseek_engine.request import EngineRequest
 
@@ -30,6 +31,7 @@ class OpenVersion:
         pause: of an `EngineLoop`, for a backend that waits for time.
         play: gives a request its script, where the version plays scripts.
         pulse: shows that its engine gets on.
+        operators: tells what serves its operators; None where it has none.
     """
 
     file: VersionFile
@@ -41,6 +43,7 @@ class OpenVersion:
     pause: Callable[[], float] | None = None
     play: Callable[[EngineRequest, dict[str, Any]], EngineRequest] | None = None
     pulse: Pulse = field(default_factory=Pulse)
+    operators: OperatorWatch | None = None
 
     def scripted(self, request: EngineRequest, script: dict[str, Any] | None) -> EngineRequest:
         """The request with its script. Raises RequestError UNSUPPORTED where the version plays none."""

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from piccard_contract.home import Service, version_owner
 from piccard_contract.live_state import LiveState
+from piccard_contract.operators import read_operators
 from piccard_contract.process_lock import is_held
 from piccard_contract.tensors import OUTPUT_SPECS
 from piccard_contract.version_file import VersionFile
@@ -187,6 +189,32 @@ def test_its_section_and_lock_tell_its_life(server_model: ModuleType, tmp_path: 
     model.finalize()
     assert not is_held(lock)
     assert report(tmp_path)["tokens_generated"] == 5
+
+
+def test_what_serves_the_operators_is_told_while_it_lives(
+    server_model: ModuleType, tmp_path: Path, checkpoint: Path
+) -> None:
+    model = server_model.VersionModel()
+    model.initialize(arguments(tmp_path, runner="torch", checkpoint=str(checkpoint), memory="64MiB", device="cpu"))
+    path = Service(tmp_path).operators_file(3)
+    told = read_operators(path)
+    assert told is not None
+    assert (told.version, told.pid, told.device, told.precision, told.runner) == (
+        3,
+        os.getpid(),
+        "cpu",
+        "float32",
+        "torch",
+    )
+    assert {use.operator for use in told.operators} >= {"linear", "rms_norm", "mla_attention", "moe_experts"}
+    assert {use.implementation for use in told.operators} == {"torch reference"}
+    assert 0 < told.fused_operators < told.step_operators
+    assert not told.fallbacks
+    samples = {name: value for name, _, value in report(tmp_path)["samples"]}
+    assert samples["piccard_operators_fused_share"] == told.fused_share
+    assert "piccard_operator_fallbacks_total" not in samples
+    model.finalize()
+    assert not path.exists()
 
 
 def test_a_version_that_cannot_be_opened_raises_and_says_why(server_model: ModuleType, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from deepseek_engine.operator_watch import OperatorFigures
 from deepseek_engine.request import EngineStats
 from deepseek_engine.version_metrics import VersionMetrics
 from deepseek_engine.version_report import ReportPublisher
@@ -77,15 +79,53 @@ def test_figures_that_fail_once_do_not_silence_it(state: LiveState) -> None:
     publisher.stop()
 
 
+class Operators:
+    """A watch of figures that a test sets."""
+
+    fused_share = 0.75
+
+    def __init__(self) -> None:
+        self.now = OperatorFigures()
+
+    def figures(self) -> OperatorFigures:
+        return self.now
+
+
 def test_samples_are_those_of_the_contract_with_totals_and_states() -> None:
-    metrics = VersionMetrics("deepseek", 2, stats(prompt_tokens=1, generated_tokens=4))
+    operators = Operators()
+    # What the warm-up has captured and compiled counts for nothing; its fallbacks do.
+    warm = OperatorFigures(
+        {("rms_norm", "model"): 3}, {"rms_norm": 0.002}, captures=40, compilations=50, ungraphed={"longer": 2}
+    )
+    operators.now = warm
+    metrics = VersionMetrics("deepseek", 2, stats(prompt_tokens=1, generated_tokens=4), operators)  # type: ignore[arg-type]
     metrics.observe(stats(prompt_tokens=5, generated_tokens=7, running=1, total_blocks=9), 2)
+    operators.now = replace(
+        warm, fallbacks={("rms_norm", "model"): 7}, replays=9, compilations=51, ungraphed={"longer": 5, "other": 1}
+    )
     metrics.observe(stats(prompt_tokens=6, generated_tokens=7, running=0, total_blocks=9), 5)
-    samples = {name: (labels, value) for name, labels, value in metrics.samples()}
-    assert set(samples) == {spec.name for spec in METRICS if spec.writer == "version"}
+    samples = {(name, labels.get("cause", "")): (labels, value) for name, labels, value in metrics.samples()}
+    assert {name for name, _ in samples} == {spec.name for spec in METRICS if spec.writer == "version"}
     labels = {"service": "deepseek", "version": "2"}
-    assert samples["piccard_prompt_tokens_total"] == (labels, 5.0)
-    assert samples["piccard_generated_tokens_total"] == (labels, 3.0)
-    assert samples["piccard_direct_unsigned_claims_total"] == (labels, 5.0)
-    assert samples["piccard_sequences_running"] == (labels, 0.0)
-    assert samples["piccard_cache_blocks"] == (labels, 9.0)
+    for name, value in {
+        "piccard_prompt_tokens_total": 5.0,
+        "piccard_generated_tokens_total": 3.0,
+        "piccard_direct_unsigned_claims_total": 5.0,
+        "piccard_sequences_running": 0.0,
+        "piccard_cache_blocks": 9.0,
+        "piccard_graph_replays_total": 9.0,
+        "piccard_graph_captures_total": 0.0,
+        "piccard_kernel_compilations_total": 1.0,
+        "piccard_operators_fused_share": 0.75,
+    }.items():
+        assert samples[name, ""] == (labels, value), name
+    assert samples["piccard_operator_fallback_seconds", ""] == ({**labels, "operator": "rms_norm"}, 0.002)
+    fallback = {**labels, "operator": "rms_norm", "cause": "model"}
+    assert samples["piccard_operator_fallbacks_total", "model"] == (fallback, 7.0)
+    assert [samples["piccard_ungraphed_steps_total", cause][1] for cause in ("longer", "other")] == [3.0, 1.0]
+
+
+def test_a_version_without_operators_has_no_series_of_theirs() -> None:
+    metrics = VersionMetrics("deepseek", 2, stats())
+    metrics.observe(stats(), 0)
+    assert not [name for name, _, _ in metrics.samples() if "operator" in name or "graph" in name or "kernel" in name]

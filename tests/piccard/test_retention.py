@@ -35,6 +35,7 @@ def come_and_go(world: OperatedService, count: int) -> list[int]:
         number = outcome.after["version"]
         # What its process would have left.
         world.service.process_lock(version_owner(number)).touch()
+        world.service.operators_file(number).touch()
         live = LiveState(world.service.live_state, world.service.run_folder)
         live.writer(version_owner(number)).publish({"version": number})
         live.close()
@@ -53,6 +54,7 @@ def traces(world: OperatedService, version: int) -> set[str]:
             "record": version in world.store.read().versions,
             "folder": service.version_folder(version).exists(),
             "lock": service.process_lock(owner).exists(),
+            "operators": service.operators_file(version).exists(),
             "section": live.read(owner) is not None,
         }
     finally:
@@ -66,7 +68,7 @@ def test_only_the_last_retired_are_kept(world: OperatedService) -> None:
     for number in numbers[:3]:
         assert traces(world, number) == set()
     for number in numbers[3:]:
-        assert traces(world, number) == {"record", "folder", "lock", "section"}
+        assert traces(world, number) == {"record", "folder", "lock", "operators", "section"}
     # A number is never used again.
     assert come_and_go(world, 1) == [numbers[-1] + 1]
 

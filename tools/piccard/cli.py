@@ -329,23 +329,31 @@ def canary_off(
 
 
 @app.command()
-def status(service: ServiceName = DEFAULT_SERVICE, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+def status(
+    service: ServiceName = DEFAULT_SERVICE,
+    home: Home = DEFAULT_HOME,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also what serves the operators of each version.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Versions, their processes and the policy."""
     from piccard.status import status as run
 
     # It changes nothing, so it waits for nobody.
     with begin_operation(home, service, dry_run=True, must_answer=False) as op:
-        found = run(op)
+        found = run(op, verbose=verbose)
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))
         return
     from rich.console import Console
 
+    from piccard.operator_table import print_operators
     from piccard.status_table import print_status
 
     console = Console()
     # Into a pipe nothing needs to fit a screen.
-    print_status(found, console if console.is_terminal else Console(width=160))
+    console = console if console.is_terminal else Console(width=160)
+    print_status(found, console)
+    print_operators(found, console)
 
 
 @app.command()
@@ -358,11 +366,12 @@ def doctor(
 ) -> None:
     """Look for every known trap in a home; exit code 1 where one is left."""
     from piccard.doctor import doctor as run
-    from piccard.doctor import outcome_of
+    from piccard.doctor import notes, outcome_of
 
     with begin_operation(home, service, dry_run or not repair) as op:
         found, repaired = run(op, repair=repair)
-        outcome = outcome_of(op, found, repaired)
+        told = list(notes(op))
+        outcome = outcome_of(op, found, repaired, told)
     if as_json:
         typer.echo(json.dumps(outcome.as_json(), ensure_ascii=False))
     else:
@@ -370,6 +379,8 @@ def doctor(
             typer.echo(f"repaired  {finding.trap}: {finding.problem}")
         for finding in found:
             typer.echo(f"found     {finding.trap}: {finding.problem}\n          {finding.remedy}")
+        for note in told:
+            typer.echo(f"note      {note}")
         typer.echo(outcome.message)
     if found:
         raise typer.Exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from piccard.agreement_checks import (
@@ -17,7 +18,9 @@ from piccard.drift import drift_findings
 from piccard.errors import OperationError
 from piccard.finding import Finding
 from piccard.found_server import find_server
+from piccard.mps import environment_of, has_gpu, mps_note
 from piccard.operation import Operation
+from piccard.operator_notes import live_operators, operator_notes
 from piccard.outcome import Outcome
 from piccard.prerequisites import problems
 from piccard.server_settings import ServerSettings
@@ -51,14 +54,27 @@ def doctor(op: Operation, *, repair: bool) -> tuple[list[Finding], list[Finding]
     return list(findings(op)), repaired
 
 
-def outcome_of(op: Operation, found: list[Finding], repaired: list[Finding]) -> Outcome:
-    """The same as an outcome, for --json."""
+def notes(op: Operation) -> Iterator[str]:
+    """What is worth knowing and no trap: how versions share a GPU, and what serves their operators."""
+    if has_gpu():
+        running = find_server(op.service.home)
+        yield mps_note(os.environ if running is None else environment_of(running.pid))
+    try:
+        reports = live_operators(op.service)
+    except OperationError as error:
+        yield f"what serves the operators cannot be told: {error}"
+        return
+    for report in reports.values():
+        yield from operator_notes(report)
+
+
+def outcome_of(op: Operation, found: list[Finding], repaired: list[Finding], told: list[str]) -> Outcome:
+    """The same and the notes as an outcome, for --json."""
     message = f"{len(found)} found, {len(repaired)} repaired" if found or repaired else "nothing is wrong"
     as_data = [{"trap": item.trap, "problem": item.problem, "remedy": item.remedy} for item in found]
     mended = [{"trap": item.trap, "problem": item.problem} for item in repaired]
-    return Outcome(
-        "doctor", op.service.name, bool(repaired), message, op.dry_run, {"repaired": mended}, {"findings": as_data}
-    )
+    after = {"findings": as_data, "notes": told}
+    return Outcome("doctor", op.service.name, bool(repaired), message, op.dry_run, {"repaired": mended}, after)
 
 
 def findings(op: Operation) -> Iterator[Finding]:

@@ -55,5 +55,6 @@ def _forget(op: Operation, version: int) -> None:
     finally:
         live.close()
     service.process_lock(owner).unlink(missing_ok=True)
+    service.operators_file(version).unlink(missing_ok=True)
     remove_unused(service.home)
     forget(op.store, version)

@@ -5,19 +5,26 @@ from typing import Any
 
 from piccard_contract.home import Service, version_owner
 from piccard_contract.live_state import Section
+from piccard_contract.operators import OperatorsReport
 
 from piccard.drift import code_of, installed_ensemble_hash, step_drift, step_owners, version_drift, version_file
 from piccard.errors import OperationError
 from piccard.found_server import find_server
 from piccard.operation import Operation, sections_of
+from piccard.operator_notes import live_operators
 from piccard.policy_store import load_policy, policy_in_use
 from piccard.repository import stable_target
 from piccard.snapshot import installed_code_hash
 
 
-def status(op: Operation) -> dict[str, Any]:
-    """The service as one JSON object."""
+def status(op: Operation, *, verbose: bool = False) -> dict[str, Any]:
+    """The service as one JSON object.
+
+    Args:
+        verbose: with what serves the operators of each version that runs.
+    """
     state = op.store.read()
+    operators = live_operators(op.service) if verbose else {}
     sections = sections_of(op.service)
     steps = step_owners(op, sections)
     loaded = set(op.control.ready_versions(op.service.llm)) if op.control is not None else set()
@@ -44,6 +51,7 @@ def status(op: Operation) -> dict[str, Any]:
                 **_process(sections.get(version_owner(number))),
                 "in_flight": _in_flight(sections, number),
                 "breaker": _breaker(sections, number),
+                **({"operators": _dumped(operators.get(number))} if verbose else {}),
             }
             for number, record in sorted(state.versions.items())
         ],
@@ -57,6 +65,10 @@ def status(op: Operation) -> dict[str, Any]:
             for owner, section in sorted(sections.items())
         },
     }
+
+
+def _dumped(report: OperatorsReport | None) -> dict[str, Any] | None:
+    return None if report is None else {**report.model_dump(mode="json"), "fused_share": report.fused_share}
 
 
 def _code(op: Operation, number: int, section: Section | None) -> dict[str, Any]:

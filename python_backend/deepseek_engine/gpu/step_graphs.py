@@ -1,6 +1,7 @@
 """CUDA graphs of whole steps, captured once and replayed."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -27,6 +28,7 @@ class StepGraphs(Generic[R]):
     Attributes:
         captures: graphs captured so far; constant once warm.
         replays: graphs run so far.
+        ungraphed: runs without a graph since the first capture, by cause.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,6 +39,7 @@ class StepGraphs(Generic[R]):
         self._pool: Any = None
         self.captures = 0
         self.replays = 0
+        self.ungraphed: Counter[str] = Counter()
 
     def __contains__(self, key: Any) -> bool:
         return key in self._functions
@@ -63,10 +66,16 @@ class StepGraphs(Generic[R]):
         self._captured[key] = _Captured(graph, result)
         self.captures += 1
 
+    def go_without(self, cause: str) -> None:
+        """Count a run that no graph is for; before the first capture every one is, and none counts."""
+        if self.captures:
+            self.ungraphed[cause] += 1
+
     def run(self, key: Any, *, eager: bool = False) -> R:
         """Replay a graph on the current stream, or run its function where it was not captured or `eager` says so."""
         captured = self._captured.get(key)
         if captured is None or eager:
+            self.go_without("a graph's tensors were replaced" if captured else "no graph of the size")
             return self._functions[key]()
         self.replays += 1
         captured.graph.replay()

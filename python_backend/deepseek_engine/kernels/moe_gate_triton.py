@@ -11,6 +11,8 @@ Two launches: `gate_logits` splits the hidden dimension over programs, so that o
 experts of weight 1, which every token chooses: the expert kernels then need no path of their own for them.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from deepseek_engine.kernels import launcher
 from deepseek_engine.kernels.chaining import follow
-from deepseek_engine.kernels.dispatch import require
+from deepseek_engine.kernels.dispatch import DISPATCH, Choice, require
 from deepseek_engine.kernels.variants import (
     ARCHITECTURES,
     HOPPER,
@@ -274,13 +276,17 @@ PLAN = LaunchPlan(
 PLANS = (PLAN,)
 
 
+@lru_cache(maxsize=64)
 def choose_variant(
     *, method: str, experts: int, groups: int, topk_groups: int, top_k: int, shared: int, normalize: bool
 ) -> Variant:
     """The row for a model's gate: a declared one, or one made for a model that no row names."""
     made = _choose_row("made", method, experts, groups, topk_groups, top_k, shared, normalize)
     dims = {name: low for name, (low, _) in made.when.items()}
-    return next((row for row in GATE_CHOOSE.variants if row.fits(dims)), made)
+    row = next((row for row in GATE_CHOOSE.variants if row.fits(dims)), made)
+    why = f"row {row.name} is of this gate" if row is not made else "made for this gate, which no row names"
+    DISPATCH.record(Choice(GATE_CHOOSE.kernel.name, row, why), row.name)
+    return row
 
 
 def moe_gate(

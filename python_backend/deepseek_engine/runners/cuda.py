@@ -140,6 +140,8 @@ class CudaRunner:
             for _, function in self._graph_functions():
                 function()
             self.longest_steps()
+        # What these steps were to bring to the tables never got there.
+        self._seats = Seats(self._rows, self._seats.blocks, self.block_size)
         precompile(rows, launcher.capability(self._device))
 
     @torch.inference_mode()
@@ -272,6 +274,7 @@ class CudaRunner:
 
     def _long(self, rows: list[StepRow], order: list[int]) -> CudaHandle:
         """Many tokens: prompts are attended to in the expanded form."""
+        self.graphs.go_without("longer than the graphs")
         ordered = [rows[index] for index in order]
         arrays = self._inputs.begin()
         seats = self._place(ordered)

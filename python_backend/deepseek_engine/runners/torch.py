@@ -9,6 +9,7 @@ from torch import Tensor
 
 from deepseek_engine.batch import Batch
 from deepseek_engine.runners.prompt_logprobs import prompt_logprobs, to_host
+from deepseek_engine.runners.reference_watch import ReferenceWatch
 from deepseek_engine.sampler import Sample, Sampler
 from deepseek_engine.sampling import LogprobTensors
 from deepseek_engine.settings import EngineSettings
@@ -51,6 +52,7 @@ class TorchRunner:
         self.num_blocks = settings.blocks_for(spec.bytes_per_token)
         self.cache_format = repr(spec)
         self._cache = spec.allocate(self.num_blocks, self.block_size, self._device)
+        self._references = ReferenceWatch(model.config, self._device, spec.planes[0].dtype)
         self._sampler = Sampler(self.vocab_size, self._device)
         self._known: dict[int, NewSequence] = {}
         # Where each sequence stands in the tokens sampled last, for rows that name them by LAST_SAMPLED.
@@ -65,7 +67,7 @@ class TorchRunner:
         if not rows:
             return TorchHandle(0, [], None, {})
         batch = self._batch(rows)
-        hidden = self._model.forward(batch, self._cache)
+        hidden = self._references.forward(self._model.forward, batch, self._cache)
         logits_of = self._model.logits
         known_logprobs = {
             index: prompt_logprobs(

@@ -1,0 +1,175 @@
+"""Which operators of a step are one launch on a GPU, and what is in the way where they are not.
+
+As data, so that a version can tell it; the code that fuses is that of `gpu` and `kernels`. Nothing here imports triton.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+from deepseek_engine.kernels.dispatch import DTYPES_ON_GPU
+from deepseek_engine.kernels.variants import ARCHITECTURES, nearest_architecture
+from deepseek_engine.models.config import DeepseekConfig, ModelConfig
+
+Cause = Literal["", "device", "dtype", "model", "runner", "memory space", "side effects"]
+
+NORM = "residual addition and norm"
+INPUTS = "products of one input"
+CACHE = "latent norm, rotation and cache write"
+GATE = "scores, choice and weights of the gate, with the shared experts"
+EXPERTS = "products of the experts with SiLU·up"
+DENSE = "SiLU·up of dense layers"
+COMBINE = "weighted sum of the experts"
+SAMPLE = "logits to token on the device"
+GRAPH = "the whole step in a CUDA graph"
+FUSIONS = (NORM, INPUTS, CACHE, GATE, EXPERTS, DENSE, COMBINE, SAMPLE, GRAPH)
+
+_LIMITS = {
+    INPUTS: "their weights are stored as one",
+    NORM: "the first norm of a step has nothing to add",
+    DENSE: "with one row it is within the product, else a launch after the library's",
+    COMBINE: "with few tokens it is within the down product; with more it is a launch of its own, since several tiles"
+    " would add to one token's row: side effects that need an order",
+    SAMPLE: "log-probabilities are gathered beside it where a request asks for them, since they leave for the host",
+    GRAPH: "steps longer than the largest graph are launched kernel by kernel, which keeps the device busy meanwhile",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a model's operators run one by one."""
+
+    cause: Cause
+    reason: str
+
+
+ONNX = Obstacle("runner", "ONNX Runtime runs the export over the com.deepseek operators")
+NOT_IN_USE = Obstacle("runner", "the runner for device kernels is not in use: operators run one by one in torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """One fusion for one model and device.
+
+    Attributes:
+        operators: of a decode step of several rows, those that are in it.
+        obstacle: what is in the way; None where it applies.
+        limits: where it applies, within what.
+    """
+
+    name: str
+    operators: int
+    obstacle: Obstacle | None
+    limits: str = ""
+
+
+def kernel_obstacle(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, capability: int | None
+) -> Obstacle | None:
+    """What keeps a model off the device kernels, or None: then `gpu.decoder` and `runners.cuda` can run it.
+
+    Args:
+        capability: of the device, 90 for 9.0; None where it is no GPU.
+    """
+    if device.type != "cuda" or capability is None:
+        where = "a CPU" if device.type == "cpu" else f"of type {device.type}"
+        return Obstacle("device", f"the device is {where}: operators run one by one in torch")
+    if not isinstance(config, DeepseekConfig):
+        return Obstacle("model", f"{config.architecture} has no device kernels: operators run one by one in torch")
+    if nearest_architecture(capability) is None:
+        known = ", ".join(f"sm_{architecture}" for architecture in ARCHITECTURES)
+        return Obstacle("device", f"no kernel has rows for sm_{capability}, only for {known} and their minor versions")
+    if dtype not in DTYPES_ON_GPU:
+        return Obstacle(
+            "dtype", f"no kernel takes {str(dtype).removeprefix('torch.')}; publish with --precision bfloat16"
+        )
+    return None
+
+
+def capability_of(device: torch.device) -> int | None:
+    """The device's compute capability, 90 for 9.0; None where it is no GPU."""
+    if device.type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def fusions(config: ModelConfig, obstacle: Obstacle | None, *, graphs: Obstacle | None = None) -> list[Fusion]:
+    """Every fusion for a model.
+
+    Args:
+        obstacle: what keeps the model off the device kernels.
+        graphs: what keeps its steps off CUDA graphs.
+    """
+    inside = step_operators(config)
+    found = []
+    for name in FUSIONS:
+        count = sum(inside.values()) if name == GRAPH else sum(n for (_, of), n in inside.items() if of == name)
+        # Weights are stored side by side wherever the engine's own models run.
+        general = None if name == INPUTS and obstacle is not ONNX else obstacle
+        hindrance = general or (graphs if name == GRAPH else None)
+        if hindrance is None and not count:
+            hindrance = Obstacle("model", "the model has no such operators")
+        found.append(Fusion(name, count, hindrance, "" if hindrance else _LIMITS.get(name, "")))
+    return found
+
+
+def fused_operators(found: list[Fusion]) -> int:
+    """Operators of a decode step that are inside fused launches. A graph fuses none: it launches them at once."""
+    return sum(fusion.operators for fusion in found if fusion.obstacle is None and fusion.name != GRAPH)
+
+
+def step_operators(config: ModelConfig) -> Counter[tuple[str, str]]:
+    """(operator, the fusion it belongs to or "") of a decode step of several rows, each as often as a step has it.
+
+    Operators are those of the models' formulas (`models`), so that families compare; a product counts once.
+    """
+    layers = config.num_hidden_layers
+    found: Counter[tuple[str, str]] = Counter()
+
+    def add(count: int, fusion: str, *names: str) -> None:
+        for name in names:
+            if count:
+                found[name, fusion] += count
+
+    add(1, "", "embedding", "first norm", "lm_head")
+    # After attention and after the feed-forward; the last is the norm before the head.
+    add(2 * layers, NORM, "residual addition", "norm")
+    if isinstance(config, DeepseekConfig):
+        _add_latent(add, config)
+    else:
+        add(layers, INPUTS, "q_proj", "k_proj", "v_proj")
+        add(layers, "", "rotation of queries", "rotation of keys", "cache write", "attention", "o_proj")
+        _add_dense(add, layers)
+    add(1, SAMPLE, "penalties", "biases and masks", "temperature", "softmax", "top-k, top-p and min-p", "draw")
+    return found
+
+
+class _Add(Protocol):
+    def __call__(self, count: int, fusion: str, *names: str) -> None: ...
+
+
+def _add_latent(add: _Add, config: DeepseekConfig) -> None:
+    layers = config.num_hidden_layers
+    sparse = sum(config.is_moe(layer) for layer in range(layers))
+    add(layers, INPUTS, "q_proj", "kv_a_proj")
+    add(layers if config.q_lora_rank else 0, "", "norm of the query's latent", "q_b_proj")
+    add(layers, CACHE, "latent norm", "rotation of queries", "rotation of the key", "cache write")
+    add(layers, "", "queries into the latent's space", "attention", "values out of it", "o_proj")
+    _add_dense(add, layers - sparse)
+    add(sparse, "", "gate's logits", "down product of the experts")
+    add(sparse, GATE, "scores", "top-k", "weights")
+    add(sparse if config.topk_method != "greedy" else 0, GATE, "choice of groups")
+    add(sparse, EXPERTS, "gate product of the experts", "up product of the experts", "SiLU", "SiLU times up")
+    add(sparse, COMBINE, "weighting", "sum over the experts")
+    if config.n_shared_experts:
+        add(sparse, GATE, "shared experts among the choices")
+        add(sparse, COMBINE, "addition of the shared experts")
+
+
+def _add_dense(add: _Add, layers: int) -> None:
+    add(layers, INPUTS, "gate product", "up product")
+    add(layers, DENSE, "SiLU of dense layers", "SiLU times up of dense layers")
+    add(layers, "", "down product")

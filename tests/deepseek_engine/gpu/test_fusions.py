@@ -1,0 +1,129 @@
+"""Which fusions a model has on a device, and what is in the way."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from deepseek_engine.gpu.fusions import (
+    CACHE,
+    COMBINE,
+    EXPERTS,
+    FUSIONS,
+    GATE,
+    GRAPH,
+    INPUTS,
+    NORM,
+    NOT_IN_USE,
+    ONNX,
+    Obstacle,
+    fused_operators,
+    fusions,
+    kernel_obstacle,
+    step_operators,
+)
+from deepseek_engine.models.config import DeepseekConfig, LlamaConfig, RopeConfig
+
+COMMON = {
+    "vocab_size": 102400,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 163840,
+    "rms_norm_eps": 1e-6,
+    "rope": RopeConfig(),
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_ids": (1,),
+}
+V2_LITE = DeepseekConfig(
+    architecture="DeepseekV2ForCausalLM",
+    q_lora_rank=None,
+    kv_lora_rank=512,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+    n_routed_experts=64,
+    n_shared_experts=2,
+    num_experts_per_tok=6,
+    moe_intermediate_size=1408,
+    first_k_dense_replace=1,
+    moe_layer_freq=1,
+    topk_method="greedy",
+    n_group=1,
+    topk_group=1,
+    norm_topk_prob=False,
+    routed_scaling_factor=1.0,
+    **COMMON,
+)
+LLAMA = LlamaConfig(
+    architecture="LlamaForCausalLM", num_key_value_heads=8, head_dim=128, qkv_bias=False, qk_norm=False, **COMMON
+)
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+BF16 = torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "dtype", "capability", "cause", "named"),
+    [
+        (V2_LITE, GPU, BF16, 90, None, ""),
+        (V2_LITE, GPU, torch.float16, 86, None, ""),
+        (V2_LITE, CPU, BF16, None, "device", "the device is a CPU"),
+        (LLAMA, GPU, BF16, 90, "model", "LlamaForCausalLM has no device kernels"),
+        (V2_LITE, GPU, BF16, 75, "device", "sm_75"),
+        (V2_LITE, GPU, BF16, 120, "device", "sm_120"),
+        (V2_LITE, GPU, torch.float32, 90, "dtype", "no kernel takes float32; publish with --precision bfloat16"),
+    ],
+)
+def test_what_keeps_a_model_off_the_kernels(config, device, dtype, capability, cause, named):
+    found = kernel_obstacle(config, device, dtype, capability)
+    assert (found.cause if found else None) == cause
+    assert named in (found.reason if found else "")
+
+
+def test_everything_applies_to_a_mixture_of_experts_on_the_kernels():
+    found = fusions(V2_LITE, None)
+    assert tuple(fusion.name for fusion in found) == FUSIONS
+    assert all(fusion.obstacle is None for fusion in found)
+    sizes = {fusion.name: fusion.operators for fusion in found}
+    assert (sizes[NORM], sizes[CACHE], sizes[EXPERTS]) == (4 * 27, 4 * 27, 4 * 26)
+    assert sizes[GRAPH] == sum(step_operators(V2_LITE).values())
+    assert fused_operators(found) == sum(sizes.values()) - sizes[GRAPH]
+    assert 0.7 < fused_operators(found) / sizes[GRAPH] < 0.8
+
+
+def test_a_model_without_experts_has_no_fusion_of_theirs():
+    dense = replace(V2_LITE, n_routed_experts=0)
+    missing = {fusion.name: fusion.obstacle for fusion in fusions(dense, None) if fusion.obstacle is not None}
+    assert missing.keys() == {GATE, EXPERTS, COMBINE}
+    assert {obstacle.cause for obstacle in missing.values()} == {"model"}
+
+
+@pytest.mark.parametrize("config", [V2_LITE, LLAMA])
+@pytest.mark.parametrize("obstacle", [NOT_IN_USE, Obstacle("device", "the device is a CPU")])
+def test_what_is_in_the_way_is_told_of_every_fusion_but_that_of_the_weights(config, obstacle):
+    found = fusions(config, obstacle)
+    assert {fusion.obstacle for fusion in found if fusion.name != INPUTS} == {obstacle}
+    (inputs,) = [fusion for fusion in found if fusion.name == INPUTS]
+    assert inputs.obstacle is None
+    assert fused_operators(found) == inputs.operators > 0
+
+
+def test_an_export_fuses_as_it_was_written():
+    found = fusions(V2_LITE, ONNX)
+    assert {fusion.obstacle for fusion in found} == {ONNX}
+    assert fused_operators(found) == 0
+
+
+def test_what_keeps_steps_off_graphs_harms_no_other_fusion():
+    eager = Obstacle("device", "no graph was captured")
+    found = fusions(V2_LITE, None, graphs=eager)
+    assert [fusion.name for fusion in found if fusion.obstacle is not None] == [GRAPH]
+    assert fused_operators(found) == fused_operators(fusions(V2_LITE, None))
+
+
+@pytest.mark.parametrize(("changes", "more"), [({"q_lora_rank": 1536}, 2 * 27), ({"topk_method": "noaux_tc"}, 26)])
+def test_operators_follow_the_config(changes, more):
+    other = step_operators(replace(V2_LITE, **changes))
+    assert sum(other.values()) == sum(step_operators(V2_LITE).values()) + more
