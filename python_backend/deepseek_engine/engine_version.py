@@ -1,6 +1,6 @@
 """From a loaded model to a version that is ready: sizes of the cache, the engine, and a warm-up."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from piccard_contract.sampling import SamplingParams
@@ -18,6 +18,9 @@ from deepseek_engine.runners.torch import TorchRunner
 from deepseek_engine.settings import EngineSettings
 from deepseek_engine.text.tokenizer import Tokenizer
 from deepseek_engine.version import OpenVersion
+
+if TYPE_CHECKING:
+    from deepseek_engine.gpu.decoder import GpuDecoder
 
 LOADED = 0.95
 """Share of a version's progress at which its model is loaded; the rest is the warm-up."""
@@ -41,7 +44,7 @@ def engine_version(
     cache = cache_bytes(file.memory, on_gpu=on_gpu, total=total, weights=weights)
     settings = settings_of(file, on_gpu=on_gpu, cache_bytes=cache)
     runner = TorchRunner(model, settings, device)
-    return warm_version(file, runner, tokenizer, settings, device=device, pulse=pulse)
+    return warm_version(file, model, runner, tokenizer, settings, device=device, pulse=pulse)
 
 
 def settings_of(file: VersionFile, *, on_gpu: bool, **changes: Any) -> EngineSettings:
@@ -53,6 +56,7 @@ def settings_of(file: VersionFile, *, on_gpu: bool, **changes: Any) -> EngineSet
 
 def warm_version(
     file: VersionFile,
+    model: "Model | GpuDecoder",
     runner: ModelRunner,
     tokenizer: Tokenizer,
     settings: EngineSettings,

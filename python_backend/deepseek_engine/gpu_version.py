@@ -63,7 +63,7 @@ def open_gpu(
     )
     model.on_layer = pulse.beat
     runner = gpu_runner(model, settings, budget)
-    return warm_version(file, runner, tokenizer, settings, device=device, pulse=pulse)
+    return warm_version(file, model, runner, tokenizer, settings, device=device, pulse=pulse)
 
 
 def gpu_runner(model: "GpuDecoder", settings: "EngineSettings", budget: int) -> "CudaRunner":
