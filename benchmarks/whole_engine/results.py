@@ -165,14 +165,14 @@ def unfinished(lines: Iterable[dict[str, Any]]) -> list[str]:
     return told
 
 
-def assemble(lines: list[dict[str, Any]], folder: Path) -> tuple[Path, list[Row]]:
-    """Write gpu_engine-<card>.json, a figure a line; returns its path and the figures."""
+def assemble(lines: list[dict[str, Any]], folder: Path, name: str = "gpu_engine") -> tuple[Path, list[Row]]:
+    """Write <name>-<card>.json, a figure a line; returns its path and the figures."""
     headers: dict[str, Any] = {}
     for line in lines:
         headers |= line.get("header", {})
     rows = rows_of(lines)
     card = re.sub(r"[^a-z0-9]+", "-", str(headers.get("card", "unknown")).lower()).strip("-")
-    path = folder / f"gpu_engine-{card}.json"
+    path = folder / f"{name}-{card}.json"
     body = ",\n  ".join(json.dumps(asdict(row) | {"verdict": row.verdict}) for row in rows)
     head = f'"header": {json.dumps(headers)},\n "unfinished": {json.dumps(unfinished(lines))}'
     path.write_text(f'{{{head},\n "rows": [\n  {body}\n]}}\n')

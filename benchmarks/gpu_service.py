@@ -1,0 +1,363 @@
+"""A whole service on one GPU: a real tritonserver, versions published, canaried, promoted and retired on one card.
+
+    python benchmarks/gpu_service.py [--sections demo,roll] [--folder DIR] [--budget SECONDS]
+    python benchmarks/gpu_service.py --smoke                     # every path at a tiny size, on a CPU too
+
+    demo  serves the demo checkpoint; the greedy text against the CPU's model, teacher-forced
+    roll  random bf16 weights of DeepSeek-V2-Lite's shape as version 1 under a load of streams; version 2 of the same
+          weights is published beside it, gets 5 % of the traffic, is promoted, and version 1 is retired; a third that
+          does not fit is refused. What the streams felt is told stage by stage, beside the memory of the card and what
+          `piccard doctor` and `status` say.
+
+Weights are made once, in --folder, while demo runs. Figures are appended to gpu_service.jsonl as they come.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+import tritonclient.grpc.aio as grpcclient
+from deepseek_engine.text.tokenizer import Tokenizer
+from piccard.home_init import init_home
+from piccard.installation import demo_checkpoint
+from piccard.server_log import server_log
+from piccard_contract.version_file import Precision, VersionFile
+from piccard_server import RunningServer
+from whole_engine.checkpoint import SHAPES, is_whole
+from whole_engine.results import Log, Row, assemble, read, table, unfinished
+from whole_service import card
+from whole_service.clients import Clients, Load, Record, ask, prompt_text
+from whole_service.stages import Stage
+
+SECTIONS = ("demo", "roll")
+PROMPTS = (
+    "def fibonacci(n):\n",
+    "import os\n\n\ndef walk(folder):\n",
+    "class Stack:\n    def __init__(self):\n",
+    "for line in open(path):\n    ",
+    "The deepest point of the sea is",
+    "def merge(left, right):\n    result = []\n",
+    "import json\nimport re\n",
+    "while True:\n    try:\n",
+)
+CANARY = 0.05
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sections", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}")
+    parser.add_argument("--shape", choices=SHAPES, default=None, help="default: v2-lite, tiny with --smoke")
+    parser.add_argument("--layers", type=int, help="fewer layers, for a trial")
+    parser.add_argument("--folder", type=Path, help="of the weights; default: one under the temporary folder")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--memory", help="of each version; default: 0.45, 256MiB with --smoke")
+    parser.add_argument("--streams", type=int, default=16, help="at once")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer")
+    parser.add_argument("--window", type=float, help="seconds of each stage; default: 10, 3 with --smoke")
+    parser.add_argument("--budget", type=float, help="seconds after which no further stage is begun")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--smoke", action="store_true", help="every path once, at sizes that say nothing")
+    options = parser.parse_args(arguments)
+    options.shape = options.shape or ("tiny" if options.smoke else "v2-lite")
+    options.memory = options.memory or ("256MiB" if options.smoke else "0.45")
+    options.window = options.window or (3.0 if options.smoke else 10.0)
+    name = f"gpu_engine-{options.shape}{'' if options.layers is None else f'-{options.layers}'}-{options.seed}"
+    options.folder = (options.folder or Path(tempfile.gettempdir()) / name).absolute()
+    options.sections = options.sections.split(",")
+    unknown = sorted(set(options.sections) - set(SECTIONS))
+    if unknown:
+        parser.error(f"there is no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    options.config = SHAPES[options.shape](*(() if options.layers is None else (options.layers,)))
+    options.deadline = None if options.budget is None else time.monotonic() + options.budget
+    return options
+
+
+class Weights:
+    """The random checkpoint, made by a process of its own where it is not there."""
+
+    _MAKE = (
+        "import json, sys, torch; from pathlib import Path; from whole_engine.checkpoint import ensure; "
+        "ensure(Path(sys.argv[1]), json.loads(sys.argv[2]), seed=int(sys.argv[3]), "
+        "device=torch.device('cuda:0' if torch.cuda.is_available() else 'cpu'))"
+    )
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.folder: Path = options.folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = time.monotonic()
+        if not is_whole(self.folder, options.config, options.seed):
+            given = [str(self.folder), json.dumps(options.config), str(options.seed)]
+            self._process = subprocess.Popen([sys.executable, "-c", self._MAKE, *given], cwd=Path(__file__).parent)
+
+    def wait(self) -> None:
+        """Wait until they are whole. Raises RuntimeError where making them failed."""
+        if self._process is not None and self._process.wait():
+            raise RuntimeError(f"making the weights failed with exit code {self._process.returncode}")
+        print(f"-- weights are whole after {time.monotonic() - self._began:.1f} s", flush=True)
+
+    def end(self) -> None:
+        """End what still makes them."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+class Course:
+    """One run: what it finds goes to its log, row by row."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.log = Log(options.out / "gpu_service.jsonl")
+        self._stages: list[Stage] = []
+
+    def left(self, needed: float, what: str) -> bool:
+        """Whether `needed` seconds are left; else `what` is noted as skipped."""
+        deadline = self.options.deadline
+        if deadline is None or time.monotonic() + needed <= deadline:
+            return True
+        self.log.write(skipped=what, why="the time is used up")
+        print(f"-- {what} is left out: the time is used up", flush=True)
+        return False
+
+    def seconds(self, section: str, case: str, value: float, **details: Any) -> None:
+        self.log.add(Row(section, case, round(value, 3), "s", details=details))
+
+    @contextmanager
+    def serving(self, section: str, folder: Path, version: VersionFile) -> Iterator[RunningServer]:
+        """A server over a new home with this version alone, ended afterwards; its log is kept where it fails."""
+        home = folder / section
+        init_home(home, {1: version})
+        began = time.monotonic()
+        server = RunningServer(home, threads=None)
+        try:
+            server.wait_ready(self._patience())
+            self.seconds(section, "server start to a ready version", time.monotonic() - began, memory=card.memory())
+            yield server
+        except BaseException:
+            self._keep_logs(section, server)
+            raise
+        finally:
+            self._stop(section, server)
+
+    def _patience(self) -> float:
+        deadline = self.options.deadline
+        return 600.0 if deadline is None else max(30.0, deadline - time.monotonic())
+
+    def _keep_logs(self, section: str, server: RunningServer) -> None:
+        log = server_log(server.home)
+        text = server.printed() + (log.read_text(errors="replace") if log.exists() else "no log of tritonserver\n")
+        (self.options.out / f"gpu_service-{section}.log").write_text(text)
+        print(text[-4000:], flush=True)
+
+    def _stop(self, section: str, server: RunningServer) -> None:
+        try:
+            server.stop(60.0)
+        except AssertionError as error:
+            self.log.write(failed=f"{section}: the end of the server", why=str(error)[-2000:])
+
+    def command(self, section: str, case: str, server: RunningServer, *arguments: str) -> tuple[int, float]:
+        """Run piccard, keep what it says; returns its exit code and seconds."""
+        began = time.monotonic()
+        told = server.piccard(*arguments, check=False)
+        took = time.monotonic() - began
+        row = Row(section, f"{case}: piccard {arguments[0]}", round(took, 3), "s")
+        row.details = {
+            "command": " ".join(["piccard", *arguments]),
+            "exit_code": told.returncode,
+            "output": told.stdout[-6000:],
+            "errors": told.stderr[-3000:],
+        }
+        self.log.add(row)
+        if told.returncode and arguments[0] != "doctor":
+            print(told.stdout + told.stderr, flush=True)
+        return told.returncode, took
+
+    def look(self, section: str, case: str, server: RunningServer) -> None:
+        """Keep the card's memory, `doctor` and `status`."""
+        found = card.memory()
+        if found:
+            self.log.add(Row(section, f"{case}: memory of the card", found["used_mib"], "MiB", details=found))
+        self.command(section, case, server, "doctor")
+        self.command(section, case, server, "status", "--json")
+
+    # demo
+
+    def demo(self, folder: Path) -> None:
+        """The demo checkpoint's greedy text."""
+        checkpoint = demo_checkpoint()
+        version = VersionFile(
+            label="v1.0.0",
+            checkpoint=str(checkpoint),
+            precision=Precision.BFLOAT16,
+            memory="512MiB" if self.options.smoke else "6GiB",
+            linked=True,
+        )
+        with self.serving("demo", folder, version) as server:
+            self.look("demo", "serving", server)
+            records = asyncio.run(_answers(server.grpc, 16 if self.options.smoke else 64))
+        self._agreement(checkpoint, records)
+
+    def _agreement(self, checkpoint: Path, records: list[Record]) -> None:
+        from whole_service.agreement import Served, agreement
+
+        wrong = [record.error for record in records if record.error]
+        if wrong:
+            raise RuntimeError(f"{len(wrong)} of {len(records)} prompts failed: {wrong[0]}")
+        tokenizer = Tokenizer.from_folder(checkpoint)
+        prompts = [tokenizer.encode(text) for text in PROMPTS]
+        lengths = [len(ids) for ids in prompts]
+        if lengths != [record.num_input_tokens for record in records]:
+            raise RuntimeError(f"prompts have {lengths} tokens, the server counted others")
+        answers = [Served(ids, record.token_ids) for ids, record in zip(prompts, records, strict=True)]
+        found = agreement(checkpoint, answers)
+        details = found.as_json() | {"texts": [tokenizer.decode(answer.output) for answer in answers]}
+        self.log.add(Row("demo", "top 1 agrees with float64", found.share, "", "more", 0.99, details=details))
+        worst = max((each.margin for each in found.disagreements), default=0.0)
+        self.log.add(Row("demo", "largest margin", worst, "logit", "less", found.error))
+
+    # roll
+
+    def roll(self, folder: Path, weights: Weights) -> None:
+        """Version 2 takes over from version 1 under load."""
+        weights.wait()
+        options = self.options
+        memory: float | str = options.memory if options.memory.endswith("iB") else float(options.memory)
+        version = VersionFile(
+            label="v1", checkpoint=str(weights.folder), precision=Precision.BFLOAT16, memory=memory, linked=True
+        )
+        with self.serving("roll", folder, version) as server:
+            load = Load(server.grpc, options.streams, options.prompt, options.tokens, options.config["vocab_size"])
+            clients = Clients(load, folder)
+            try:
+                self._stages_of(server, weights.folder)
+            except Exception as error:
+                self.log.write(failed="roll", why=f"{type(error).__name__}: {error}")
+                traceback.print_exc()
+                self._keep_logs("roll", server)
+            finally:
+                records = clients.stop()
+                self._tell_streams(records)
+
+    def _stages_of(self, server: RunningServer, weights: Path) -> None:
+        time.sleep(min(5.0, self.options.window))
+        self._wait("alone")
+        self.look("roll", "version 1 alone", server)
+        publish = ("publish", str(weights), "--precision", "bfloat16", "--no-hash-weights")
+        code = self._during("while version 2 loads", server, *publish, "--label", "v2", "--memory", self.options.memory)
+        if code:
+            raise RuntimeError("version 2 was not published")
+        self._wait("version 2 idle")
+        self.look("roll", "version 2 idle", server)
+        self.command("roll", "canary", server, "canary", "set", "--version", "2", "--ratio", str(CANARY))
+        # One stream in twenty goes there, so it takes longer to see as many.
+        self._wait("version 2 gets 5 %", 1.5)
+        # As much again does not fit on a card; on a CPU, whose versions share nothing, no amount this small does.
+        memory = "1MiB" if card.name() == "cpu" else self.options.memory
+        if self.left(60.0, "a third version"):
+            self._during("while version 3 is refused", server, *publish, "--label", "v3", "--memory", memory)
+            self.command("roll", "refused", server, "retire", "3")
+        self._during("promotion", server, "promote", "2")
+        self._wait("version 2 stable, version 1 idle", 0.5)
+        self._during("retirement", server, "retire", "1", "--force", "--wait", "60")
+        self._wait("version 2 alone", 0.7)
+        self.look("roll", "version 2 alone", server)
+
+    def _wait(self, name: str, windows: float = 1.0) -> None:
+        begin = time.monotonic()
+        time.sleep(windows * self.options.window)
+        self._stages.append(Stage(name, begin, time.monotonic()))
+
+    def _during(self, name: str, server: RunningServer, *arguments: str) -> int:
+        begin = time.monotonic()
+        code, _ = self.command("roll", name, server, *arguments)
+        self._stages.append(Stage(name, begin, time.monotonic()))
+        return code
+
+    def _tell_streams(self, records: list[Record]) -> None:
+        lost = [record.error for record in records if record.error]
+        by_version = {number: sum(record.version == number for record in records) for number in (1, 2, 3)}
+        details = {"streams": len(records), "by_version": by_version, "errors": sorted(set(lost))[:20]}
+        self.log.add(Row("roll", "streams lost or cut short", len(lost), "streams", "less", 0.0, details=details))
+        alone: dict[str, Any] | None = None
+        for stage in self._stages:
+            stable = stage.figures(records)
+            alone = alone or stable
+            self._tell_stage(stage, records, stable, alone)
+
+    def _tell_stage(
+        self, stage: Stage, records: list[Record], all_streams: dict[str, Any], alone: dict[str, Any]
+    ) -> None:
+        parts = {f"version_{number}": stage.figures(records, number) for number in (1, 2)}
+        rate = all_streams["tokens_per_second"]
+        details = {"all": all_streams, **parts}
+        self.log.add(Row("roll", f"{stage.name}: rate", rate, "tokens/s", "more", details=details))
+        if all_streams is not alone and alone["tokens_per_second"]:
+            slower = rate / alone["tokens_per_second"]
+            self.log.add(Row("roll", f"{stage.name}: rate over alone", slower, "x", "more"))
+        for number in (1, 2):
+            found = parts[f"version_{number}"]["between_tokens_ms"]
+            if found:
+                for name in ("p50", "p99"):
+                    case = f"{stage.name}: version {number}, between tokens {name}"
+                    self.log.add(Row("roll", case, found[name], "ms"))
+
+
+async def _answers(address: str, tokens: int) -> list[Record]:
+    """Each prompt alone, then over: batch 1, as the CPU's model reads them."""
+    client = grpcclient.InferenceServerClient(address)
+    try:
+        return [await ask(client, prompt_text(prompt), tokens) for prompt in PROMPTS]
+    finally:
+        await client.close()
+
+
+def _guarded(course: Course, section: str, run: Callable[[], None]) -> None:
+    """A section that breaks costs that section alone."""
+    try:
+        run()
+    except Exception as error:
+        course.log.write(failed=section, why=f"{type(error).__name__}: {error}"[-3000:])
+        traceback.print_exc()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse_arguments(arguments)
+    options.out = options.out.absolute()
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "gpu_service.jsonl"
+    path.unlink(missing_ok=True)
+    course = Course(options)
+    settings = ("shape", "layers", "memory", "streams", "prompt", "tokens", "window", "seed")
+    course.log.write(header={"card": card.name(), **{name: getattr(options, name) for name in settings}})
+    weights = Weights(options) if "roll" in options.sections else None
+    try:
+        with tempfile.TemporaryDirectory(prefix="piccard-bench-") as folder:
+            if "demo" in options.sections:
+                _guarded(course, "demo", lambda: course.demo(Path(folder)))
+            if weights is not None and course.left(60.0, "roll"):
+                _guarded(course, "roll", lambda: course.roll(Path(folder), weights))
+    finally:
+        if weights is not None:
+            weights.end()
+        lines = read([path])
+        written, rows = assemble(lines, options.out, "gpu_service")
+        for told in unfinished(lines):
+            print(told)
+        print(f"-- {written}")
+        print(table(rows), flush=True)
+
+
+if __name__ == "__main__":
+    main()
