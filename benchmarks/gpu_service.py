@@ -52,6 +52,8 @@ PROMPTS = (
     "while True:\n    try:\n",
 )
 CANARY = 0.05
+# Seconds that ending the streams and the server and telling of them may take.
+ENDING = 25.0
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -82,6 +84,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     options.config = SHAPES[options.shape](*(() if options.layers is None else (options.layers,)))
     options.deadline = None if options.budget is None else time.monotonic() + options.budget
     return options
+
+
+class OutOfTimeError(Exception):
+    """The budget is used up; what was measured is kept."""
 
 
 class Weights:
@@ -176,7 +182,7 @@ class Course:
         row.details = {
             "command": " ".join(["piccard", *arguments]),
             "exit_code": told.returncode,
-            "output": told.stdout[-6000:],
+            "output": told.stdout[-20000:],
             "errors": told.stderr[-3000:],
         }
         self.log.add(row)
@@ -241,7 +247,10 @@ class Course:
             load = Load(server.grpc, options.streams, options.prompt, options.tokens, options.config["vocab_size"])
             clients = Clients(load, folder)
             try:
+                clients.wait_running()
                 self._stages_of(server, weights.folder)
+            except OutOfTimeError as error:
+                self.log.write(skipped=f"roll from {error} on", why="the time is used up")
             except Exception as error:
                 self.log.write(failed="roll", why=f"{type(error).__name__}: {error}")
                 traceback.print_exc()
@@ -251,7 +260,6 @@ class Course:
                 self._tell_streams(records)
 
     def _stages_of(self, server: RunningServer, weights: Path) -> None:
-        time.sleep(min(5.0, self.options.window))
         self._wait("alone")
         self.look("roll", "version 1 alone", server)
         publish = ("publish", str(weights), "--precision", "bfloat16", "--no-hash-weights")
@@ -263,23 +271,30 @@ class Course:
         self.command("roll", "canary", server, "canary", "set", "--version", "2", "--ratio", str(CANARY))
         # One stream in twenty goes there, so it takes longer to see as many.
         self._wait("version 2 gets 5 %", 1.5)
-        # As much again does not fit on a card; on a CPU, whose versions share nothing, no amount this small does.
-        memory = "1MiB" if card.name() == "cpu" else self.options.memory
-        if self.left(60.0, "a third version"):
-            self._during("while version 3 is refused", server, *publish, "--label", "v3", "--memory", memory)
-            self.command("roll", "refused", server, "retire", "3")
         self._during("promotion", server, "promote", "2")
         self._wait("version 2 stable, version 1 idle", 0.5)
+        # As much again does not fit on a card; on a CPU, whose versions share nothing, no amount this small does.
+        memory = "1MiB" if card.name() == "cpu" else self.options.memory
+        if self.left(90.0, "a third version"):
+            self._during("while version 3 is refused", server, *publish, "--label", "v3", "--memory", memory)
+            self.command("roll", "refused", server, "retire", "3")
         self._during("retirement", server, "retire", "1", "--force", "--wait", "60")
         self._wait("version 2 alone", 0.7)
         self.look("roll", "version 2 alone", server)
 
+    def _check_time(self, what: str) -> None:
+        deadline = self.options.deadline
+        if deadline is not None and time.monotonic() > deadline - ENDING:
+            raise OutOfTimeError(what)
+
     def _wait(self, name: str, windows: float = 1.0) -> None:
+        self._check_time(name)
         begin = time.monotonic()
         time.sleep(windows * self.options.window)
         self._stages.append(Stage(name, begin, time.monotonic()))
 
     def _during(self, name: str, server: RunningServer, *arguments: str) -> int:
+        self._check_time(name)
         begin = time.monotonic()
         code, _ = self.command("roll", name, server, *arguments)
         self._stages.append(Stage(name, begin, time.monotonic()))

@@ -82,6 +82,18 @@ class Clients:
         for process in self._processes:
             process.start()
 
+    def wait_running(self, timeout: float = TIMEOUT) -> None:
+        """Wait until each process has had a stream to its end.
+
+        Raises:
+            RuntimeError: one has not within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while not all(path.exists() and path.stat().st_size for path in self._paths):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no stream was over within {timeout:g} s")
+            time.sleep(0.05)
+
     def stop(self, timeout: float = TIMEOUT + 10.0) -> list[Record]:
         """Let every stream end and return all.
 
@@ -114,7 +126,7 @@ def _client(load: Load, streams: int, place: int, path: Path, stopping: Event) -
 async def _streams(load: Load, streams: int, place: int, path: Path, stopping: Event) -> None:
     client = grpcclient.InferenceServerClient(load.address)
     chance = random.Random(place)
-    with path.open("w") as file:
+    with path.open("w", buffering=1) as file:
 
         async def again() -> None:
             while not stopping.is_set():
