@@ -9,7 +9,7 @@ LOCKED := requirements/torch.txt requirements/runtime.txt requirements/dev.txt p
 # Those without a server first. SOAKS kill, or take up to half an hour; GPUS need one; demo_server helps others.
 SCRIPTS := $(filter-out demo_server,$(notdir $(basename $(wildcard benchmarks/*.py))))
 SOAKS := $(filter $(SCRIPTS),rollout zero_loss deaths leaks)
-GPUS := $(filter $(SCRIPTS),kernels gpu_engine)
+GPUS := $(filter $(SCRIPTS),kernels gpu_engine gpu_service)
 FIRST := model_step engine_vs_transformers custom_ops
 BENCHMARKS := $(FIRST) $(filter-out $(FIRST) $(SOAKS) $(GPUS),$(SCRIPTS))
 # Runs benchmarks by name; one that fails keeps none from running, but its exit code counts.

@@ -8,7 +8,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 # They need CUDA and are run where that is there.
-GPU_BENCHMARKS = ["kernels", "gpu_engine"]
+GPU_BENCHMARKS = ["kernels", "gpu_engine", "gpu_service"]
 
 # (target, whether there is a GPU, the benchmark that fails) -> (exit code, names of what was run, what was told)
 Make = Callable[..., tuple[int, list[str], str]]
