@@ -3,7 +3,7 @@
     python benchmarks/gpu_service.py [--sections demo,roll] [--folder DIR] [--budget SECONDS]
     python benchmarks/gpu_service.py --smoke                     # every path at a tiny size, on a CPU too
 
-    demo  serves the demo checkpoint; the greedy text against the CPU's model, teacher-forced
+    demo  serves the demo checkpoint; its greedy text is compared with the CPU's model, teacher-forced, at the end
     roll  random bf16 weights of DeepSeek-V2-Lite's shape as version 1 under a load of streams; version 2 of the same
           weights is published beside it, gets 5 % of the traffic, is promoted, and version 1 is retired; a third that
           does not fit is refused. What the streams felt is told stage by stage, beside the memory of the card and what
@@ -70,6 +70,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--window", type=float, help="seconds of each stage; default: 10, 3 with --smoke")
     parser.add_argument("--budget", type=float, help="seconds after which no further stage is begun")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--compare", action="store_true", help="only what an earlier run in --out served, with the CPU")
     parser.add_argument("--smoke", action="store_true", help="every path once, at sizes that say nothing")
     options = parser.parse_args(arguments)
     options.shape = options.shape or ("tiny" if options.smoke else "v2-lite")
@@ -207,31 +208,39 @@ class Course:
             label="v1.0.0",
             checkpoint=str(checkpoint),
             precision=Precision.BFLOAT16,
-            memory="512MiB" if self.options.smoke else "6GiB",
+            memory="512MiB" if self.options.smoke else "12GiB",
             linked=True,
         )
         with self.serving("demo", folder, version) as server:
             self.look("demo", "serving", server)
             records = asyncio.run(_answers(server.grpc, 16 if self.options.smoke else 64))
-        self._agreement(checkpoint, records)
-
-    def _agreement(self, checkpoint: Path, records: list[Record]) -> None:
-        from whole_service.agreement import Served, agreement
-
         wrong = [record.error for record in records if record.error]
         if wrong:
-            raise RuntimeError(f"{len(wrong)} of {len(records)} prompts failed: {wrong[0]}")
+            raise RuntimeError(f"{len(wrong)} of {len(records)} streams failed: {wrong[0]}")
         tokenizer = Tokenizer.from_folder(checkpoint)
-        prompts = [tokenizer.encode(text) for text in PROMPTS]
+        prompts = 2 * [tokenizer.encode(text) for text in PROMPTS]
         lengths = [len(ids) for ids in prompts]
         if lengths != [record.num_input_tokens for record in records]:
             raise RuntimeError(f"prompts have {lengths} tokens, the server counted others")
-        answers = [Served(ids, record.token_ids) for ids, record in zip(prompts, records, strict=True)]
-        found = agreement(checkpoint, answers)
+        answers = zip(prompts, records, strict=True)
+        self.log.write(served=[{"prompt": ids, "output": record.token_ids} for ids, record in answers])
+
+    def compare(self) -> None:
+        """What demo served against the CPU's model, which needs no card."""
+        served = [each for line in read([self.log.path]) for each in line.get("served", ())]
+        if not served:
+            return
+        from whole_service.agreement import Served, agreement
+
+        answers = [Served(**each) for each in served]
+        found = agreement(demo_checkpoint(), answers)
+        tokenizer = Tokenizer.from_folder(demo_checkpoint())
         details = found.as_json() | {"texts": [tokenizer.decode(answer.output) for answer in answers]}
-        self.log.add(Row("demo", "top 1 agrees with float64", found.share, "", "more", 0.99, details=details))
+        share32 = found.float32_agreeing / found.positions
+        self.log.add(Row("demo", "top 1 agrees with float32", share32, "", "more", 0.99, details=details))
+        self.log.add(Row("demo", "top 1 agrees with float64", found.share, "", "more", 0.99))
         worst = max((each.margin for each in found.disagreements), default=0.0)
-        self.log.add(Row("demo", "largest margin", worst, "logit", "less", found.error))
+        self.log.add(Row("demo", "largest float64 margin of a disagreement", worst, "logit", "less", found.error))
 
     # roll
 
@@ -275,7 +284,7 @@ class Course:
         self._wait("version 2 stable, version 1 idle", 0.5)
         # As much again does not fit on a card; on a CPU, whose versions share nothing, no amount this small does.
         memory = "1MiB" if card.name() == "cpu" else self.options.memory
-        if self.left(90.0, "a third version"):
+        if self.left(70.0, "a third version"):
             self._during("while version 3 is refused", server, *publish, "--label", "v3", "--memory", memory)
             self.command("roll", "refused", server, "retire", "3")
         self._during("retirement", server, "retire", "1", "--force", "--wait", "60")
@@ -330,10 +339,11 @@ class Course:
 
 
 async def _answers(address: str, tokens: int) -> list[Record]:
-    """Each prompt alone, then over: batch 1, as the CPU's model reads them."""
+    """Each prompt alone, one after another, and then all at once."""
     client = grpcclient.InferenceServerClient(address)
     try:
-        return [await ask(client, prompt_text(prompt), tokens) for prompt in PROMPTS]
+        alone = [await ask(client, prompt_text(prompt), tokens) for prompt in PROMPTS]
+        return [*alone, *await asyncio.gather(*(ask(client, prompt_text(prompt), tokens) for prompt in PROMPTS))]
     finally:
         await client.close()
 
@@ -347,13 +357,26 @@ def _guarded(course: Course, section: str, run: Callable[[], None]) -> None:
         traceback.print_exc()
 
 
+def finish(course: Course) -> None:
+    """The result file, and the table last."""
+    lines = read([course.log.path])
+    written, rows = assemble(lines, course.options.out, "gpu_service")
+    for told in unfinished(lines):
+        print(told)
+    print(f"-- {written}")
+    print(table(rows), flush=True)
+
+
 def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
     options.out = options.out.absolute()
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "gpu_service.jsonl"
-    path.unlink(missing_ok=True)
     course = Course(options)
+    if options.compare:
+        course.compare()
+        finish(course)
+        return
+    course.log.path.unlink(missing_ok=True)
     settings = ("shape", "layers", "memory", "streams", "prompt", "tokens", "window", "seed")
     course.log.write(header={"card": card.name(), **{name: getattr(options, name) for name in settings}})
     weights = Weights(options) if "roll" in options.sections else None
@@ -363,15 +386,12 @@ def main(arguments: list[str] | None = None) -> None:
                 _guarded(course, "demo", lambda: course.demo(Path(folder)))
             if weights is not None and course.left(60.0, "roll"):
                 _guarded(course, "roll", lambda: course.roll(Path(folder), weights))
+        if course.left(15.0, "the comparison, which --compare makes up for"):
+            _guarded(course, "compare", course.compare)
     finally:
         if weights is not None:
             weights.end()
-        lines = read([path])
-        written, rows = assemble(lines, options.out, "gpu_service")
-        for told in unfinished(lines):
-            print(told)
-        print(f"-- {written}")
-        print(table(rows), flush=True)
+        finish(course)
 
 
 if __name__ == "__main__":
