@@ -87,6 +87,24 @@ def test_a_resumed_stream_equals_the_unbroken_one(server: RunningServer, samplin
     assert json.loads(rest[-1]["details"][0])["usage"]["completion_tokens"] == 40
 
 
+def test_what_serves_its_operators_is_told(server: RunningServer) -> None:
+    found = json.loads(server.piccard("status", "--verbose", "--json").stdout)["versions"][0]["operators"]
+    assert {"linear", "mla_attention", "moe_experts"} <= {use["operator"] for use in found["operators"]}
+    assert found["pid"] == server.pid(version_owner(1))
+    assert found["fallbacks"] == {}
+    (note,) = [
+        note
+        for note in json.loads(server.piccard("doctor", "--json", check=False).stdout)["after"]["notes"]
+        if note.startswith("version 1")
+    ]
+    assert "version 1 on cpu (float32)" in note
+    wait_for(
+        lambda: server.metric("piccard_operators_fused_share", version="1") == pytest.approx(found["fused_share"]),
+        60,
+        "the metric",
+    )
+
+
 def test_a_cancel_returns_the_blocks(server: RunningServer) -> None:
     def idle_since(moment: float) -> bool:
         section = server.section(version_owner(1))

@@ -68,10 +68,10 @@ def _fallbacks(report: OperatorsReport) -> dict[str, list[OperatorUse]]:
 
 
 def _unfused(report: OperatorsReport) -> dict[str, list[str]]:
-    """Fusions that do not apply, of operators that the model has, by their reason."""
+    """Fusions that would apply elsewhere, of operators that the model has, by their reason."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for fusion in report.fusions:
-        if not fusion.applies and fusion.operators:
+        if not fusion.applies and fusion.operators and fusion.cause not in ("side effects", "memory space"):
             found[fusion.reason].append(fusion.name)
     return found
 

@@ -22,17 +22,16 @@ GATE = "scores, choice and weights of the gate, with the shared experts"
 EXPERTS = "products of the experts with SiLU·up"
 DENSE = "SiLU·up of dense layers"
 COMBINE = "weighted sum of the experts"
+DOWN = "down product of the experts with their weighted sum"
 SAMPLE = "logits to token on the device"
+LOGPROBS = "log-probabilities with the sampling"
 GRAPH = "the whole step in a CUDA graph"
-FUSIONS = (NORM, INPUTS, CACHE, GATE, EXPERTS, DENSE, COMBINE, SAMPLE, GRAPH)
+FUSIONS = (NORM, INPUTS, CACHE, GATE, EXPERTS, DENSE, COMBINE, DOWN, SAMPLE, LOGPROBS, GRAPH)
 
 _LIMITS = {
     INPUTS: "their weights are stored as one",
     NORM: "the first norm of a step has nothing to add",
     DENSE: "with one row it is within the product, else a launch after the library's",
-    COMBINE: "with few tokens it is within the down product; with more it is a launch of its own, since several tiles"
-    " would add to one token's row: side effects that need an order",
-    SAMPLE: "log-probabilities are gathered beside it where a request asks for them, since they leave for the host",
     GRAPH: "steps longer than the largest graph are launched kernel by kernel, which keeps the device busy meanwhile",
 }
 
@@ -46,6 +45,18 @@ class Obstacle:
 
 
 ONNX = Obstacle("runner", "ONNX Runtime runs the export over the com.deepseek operators")
+_NEVER = {
+    DOWN: Obstacle(
+        "side effects",
+        "several tiles would add to one token's row, in an order that changes its bits; with few tokens one program"
+        " does both",
+    ),
+    LOGPROBS: Obstacle(
+        "memory space",
+        "they leave for the host's memory, and are gathered beside the graph where a request asks for them",
+    ),
+}
+"""Of models that run on device kernels."""
 NOT_IN_USE = Obstacle("runner", "the runner for device kernels is not in use: operators run one by one in torch")
 
 
@@ -109,7 +120,7 @@ def fusions(config: ModelConfig, obstacle: Obstacle | None, *, graphs: Obstacle 
         count = sum(inside.values()) if name == GRAPH else sum(n for (_, of), n in inside.items() if of == name)
         # Weights are stored side by side wherever the engine's own models run.
         general = None if name == INPUTS and obstacle is not ONNX else obstacle
-        hindrance = general or (graphs if name == GRAPH else None)
+        hindrance = general or _NEVER.get(name) or (graphs if name == GRAPH else None)
         if hindrance is None and not count:
             hindrance = Obstacle("model", "the model has no such operators")
         found.append(Fusion(name, count, hindrance, "" if hindrance else _LIMITS.get(name, "")))
@@ -159,7 +170,8 @@ def _add_latent(add: _Add, config: DeepseekConfig) -> None:
     add(layers, CACHE, "latent norm", "rotation of queries", "rotation of the key", "cache write")
     add(layers, "", "queries into the latent's space", "attention", "values out of it", "o_proj")
     _add_dense(add, layers - sparse)
-    add(sparse, "", "gate's logits", "down product of the experts")
+    add(sparse, "", "gate's logits")
+    add(sparse, DOWN, "down product of the experts")
     add(sparse, GATE, "scores", "top-k", "weights")
     add(sparse if config.topk_method != "greedy" else 0, GATE, "choice of groups")
     add(sparse, EXPERTS, "gate product of the experts", "up product of the experts", "SiLU", "SiLU times up")

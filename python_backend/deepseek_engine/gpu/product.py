@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deepseek_engine.kernels.dispatch import DISPATCH, LIBRARY, Choice
 from deepseek_engine.kernels.head_gemm_triton import head_gemm
 from deepseek_engine.kernels.small_gemm_triton import Workspace, small_gemm
 from deepseek_engine.kernels.swiglu_triton import swiglu
@@ -30,6 +31,11 @@ class Product:
     bias: Tensor | None = None
     fixed: bool = False
     """Whether a row's sum is to have one order whatever else is in the batch: one tile of our own for any number."""
+
+    def __post_init__(self) -> None:
+        if not self.fixed:
+            reason = "from two rows on the library's products are as fast or faster"
+            DISPATCH.record(Choice("product", None, reason), LIBRARY)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, in], rows at one stride -> a new [T, out]."""

@@ -23,6 +23,7 @@ DTYPES_ON_GPU = (torch.bfloat16, torch.float16)
 
 
 REFERENCE = "torch reference"
+LIBRARY = "torch's library"
 NOTHING = "nothing"
 
 
@@ -44,7 +45,8 @@ class Served:
     """One implementation that was chosen for an operator.
 
     Attributes:
-        implementation: the row's name, REFERENCE, or NOTHING where the step failed for want of a row.
+        implementation: the row's name, LIBRARY where torch's own product on a GPU is as good as a row, REFERENCE, or
+            NOTHING where the step failed for want of a row.
         reason: why, told of the shape it was chosen for first.
         choices: shapes it was chosen for. Choices are kept, so launches are not counted.
         fallback: whether it is a reference in a kernel's place.

@@ -41,6 +41,7 @@ class ReferenceWatch:
     def __init__(
         self, config: ModelConfig, device: torch.device, dtype: torch.dtype, dispatch: Dispatch = DISPATCH
     ) -> None:
+        self._device = device
         self._on_gpu = device.type == "cuda"
         self._dispatch = dispatch
         self._left = WATCHED_STEPS
@@ -66,7 +67,7 @@ class ReferenceWatch:
         with _observed(lambda operator, begin, end: calls[operator].append((begin, end)), self._mark):
             result = step()
         if self._on_gpu:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
         for operator, spans in calls.items():
             choice = Choice(operator, None, self._obstacle.reason)
             served = self._dispatch.record(choice, REFERENCE, fallback=self._on_gpu)
@@ -79,7 +80,7 @@ class ReferenceWatch:
         if not self._on_gpu:
             return None
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
 

@@ -44,7 +44,8 @@ class Event:
     def __init__(self, *, enable_timing: bool) -> None:
         assert enable_timing
 
-    def record(self) -> None:
+    def record(self, stream: str) -> None:
+        assert stream == "the stream of cuda:0"
         Event.clock += 1
         self.at = Event.clock
 
@@ -74,7 +75,8 @@ def test_the_first_steps_tell_what_serves_and_later_ones_run_bare() -> None:
 
 def test_on_a_gpu_references_are_timed_warm_and_counted_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
     obstacle = Obstacle("model", "it has no device kernels")
     monkeypatch.setattr(reference_watch, "capability_of", lambda device: 90)
     monkeypatch.setattr(reference_watch, "kernel_obstacle", lambda *_: obstacle)
