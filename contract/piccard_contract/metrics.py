@@ -195,7 +195,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "piccard_operator_fallback_seconds",
         "gauge",
         ("service", "version", "operator"),
-        "What such an operator takes of a step, measured once on the GPU, in the warm-up.",
+        "What such an operator takes of a step at batch 1, measured once on the GPU, in the warm-up.",
         "version",
     ),
     MetricSpec(

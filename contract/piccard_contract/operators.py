@@ -9,6 +9,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+# Implementations that are no row of a kernel's variant table.
+REFERENCE = "torch reference"
+LIBRARY = "torch's library"
+NOTHING = "nothing"
+
 
 class _Table(BaseModel):
     # A reader may be older than the writer.
@@ -19,11 +24,12 @@ class OperatorUse(_Table):
     """One implementation of an operator.
 
     Attributes:
-        implementation: a row of the kernel's variant table, the torch reference, or nothing.
+        implementation: a row of the kernel's variant table; LIBRARY where torch's own product on a GPU is as good;
+            REFERENCE; or NOTHING where steps failed for want of a row.
         reason: why it was chosen, told of the first shape.
         choices: shapes for which it was chosen. A choice is kept, so this is no count of launches.
         fallback: whether it stands in for a device kernel.
-        microseconds: what it takes of a step, measured once; None where it was not.
+        microseconds: what it takes of a step at batch 1, measured once; None where it was not.
     """
 
     operator: str

@@ -9,10 +9,10 @@ import pytest
 import torch
 from deepseek_engine.gpu.fusions import GRAPH, INPUTS
 from deepseek_engine.gpu.step_graphs import StepGraphs
-from deepseek_engine.kernels.dispatch import REFERENCE, Choice, Dispatch
+from deepseek_engine.kernels.dispatch import Choice, Dispatch
 from deepseek_engine.models import ModelConfig, load_config
 from deepseek_engine.operator_tables import watch_operators
-from piccard_contract.operators import OperatorsReport
+from piccard_contract.operators import REFERENCE, OperatorsReport
 from piccard_contract.version_file import Runner
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -77,6 +77,13 @@ def test_a_fallback_is_told_with_its_cause_and_cost() -> None:
     assert f"not fused: one, other: {NO_KERNELS}" in unfused
 
 
+def test_what_nothing_serves_is_told() -> None:
+    use = OperatorUse(operator="mla_decode", implementation="nothing", reason="no row fits sm_90, bf16, page 7")
+    whole, failed = operator_notes(on_kernels(operators=[use]))
+    assert "by device kernels" not in whole
+    assert failed.endswith("steps failed, since nothing serves mla_decode: no row fits sm_90, bf16, page 7")
+
+
 def test_on_a_cpu_nothing_is_amiss() -> None:
     uses = [OperatorUse(operator="rope", implementation="torch reference", reason=ONE_BY_ONE)]
     fusions = [FusionUse(name="one", operators=2, applies=False, cause="device", reason=ONE_BY_ONE)]

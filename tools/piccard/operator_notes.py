@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from piccard_contract.home import Service, version_owner
-from piccard_contract.operators import OperatorsReport, OperatorUse, read_operators
+from piccard_contract.operators import NOTHING, REFERENCE, OperatorsReport, OperatorUse, read_operators
 
 from piccard.operation import sections_of
 
@@ -28,6 +28,9 @@ def operator_notes(report: OperatorsReport) -> Iterator[str]:
     yield f"{where}: {'; '.join(_whole(report))}"
     for cause, uses in _fallbacks(report).items():
         yield f"{where}: {_told(report, uses)} by torch references on a GPU: {cause}"
+    for use in report.operators:
+        if use.implementation == NOTHING:
+            yield f"{where}: steps failed, since nothing serves {use.operator}: {use.reason}"
     # On a CPU the device is in the way of them all.
     if report.device != "cpu":
         for reason, names in _unfused(report).items():
@@ -40,10 +43,9 @@ def operator_notes(report: OperatorsReport) -> Iterator[str]:
 
 
 def _whole(report: OperatorsReport) -> Iterator[str]:
-    references = [use for use in report.operators if use.implementation == "torch reference"]
-    names = {use.operator for use in references}
-    kernels = {use.operator for use in report.operators} - names
-    if report.operators:
+    names = {use.operator for use in report.operators if use.implementation == REFERENCE}
+    kernels = {use.operator for use in report.operators if use.implementation not in (REFERENCE, NOTHING)}
+    if names or kernels:
         parts = [f"{len(kernels)} by device kernels"] if kernels else []
         parts += [f"{len(names)} by torch references"] if names else []
         yield "operators: " + ", ".join(parts)

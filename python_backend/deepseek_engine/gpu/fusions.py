@@ -13,7 +13,7 @@ from deepseek_engine.kernels.dispatch import DTYPES_ON_GPU
 from deepseek_engine.kernels.variants import ARCHITECTURES, nearest_architecture
 from deepseek_engine.models.config import DeepseekConfig, ModelConfig
 
-Cause = Literal["", "device", "dtype", "model", "runner", "memory space", "side effects"]
+Cause = Literal["device", "dtype", "model", "runner", "memory space", "side effects"]
 
 NORM = "residual addition and norm"
 INPUTS = "products of one input"

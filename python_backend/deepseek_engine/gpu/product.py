@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import torch
+from piccard_contract.operators import LIBRARY
 from torch import Tensor
 
-from deepseek_engine.kernels.dispatch import DISPATCH, LIBRARY, Choice
+from deepseek_engine.kernels.dispatch import DISPATCH, Choice
 from deepseek_engine.kernels.head_gemm_triton import head_gemm
 from deepseek_engine.kernels.small_gemm_triton import Workspace, small_gemm
 from deepseek_engine.kernels.swiglu_triton import swiglu

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from piccard_contract.operators import NOTHING, REFERENCE
 from torch import Tensor
 
 from deepseek_engine.kernels.variants import Table, Variant, nearest_architecture
@@ -20,11 +21,6 @@ _log = logging.getLogger(__name__)
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 DTYPES_ON_GPU = (torch.bfloat16, torch.float16)
 """What device kernels are declared for (`variants.DTYPES`)."""
-
-
-REFERENCE = "torch reference"
-LIBRARY = "torch's library"
-NOTHING = "nothing"
 
 
 class NoVariantError(LookupError):
@@ -45,8 +41,7 @@ class Served:
     """One implementation that was chosen for an operator.
 
     Attributes:
-        implementation: the row's name, LIBRARY where torch's own product on a GPU is as good as a row, REFERENCE, or
-            NOTHING where the step failed for want of a row.
+        implementation: the row's name, or LIBRARY, REFERENCE or NOTHING of `piccard_contract.operators`.
         reason: why, told of the shape it was chosen for first.
         choices: shapes it was chosen for. Choices are kept, so launches are not counted.
         fallback: whether it is a reference in a kernel's place.

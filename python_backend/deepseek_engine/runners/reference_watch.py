@@ -8,12 +8,13 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from piccard_contract.operators import REFERENCE
 from torch import Tensor
 
 from deepseek_engine.batch import Batch
 from deepseek_engine.cache_spec import Cache
 from deepseek_engine.gpu.fusions import NOT_IN_USE, capability_of, kernel_obstacle
-from deepseek_engine.kernels.dispatch import DISPATCH, REFERENCE, Choice, Dispatch
+from deepseek_engine.kernels.dispatch import DISPATCH, Choice, Dispatch
 from deepseek_engine.kernels.references import REFERENCES
 from deepseek_engine.models import ModelConfig
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from deepseek_engine.kernels import dispatch as module
-from deepseek_engine.kernels.dispatch import NOTHING, REFERENCE, Dispatch, NoVariantError, require
+from deepseek_engine.kernels.dispatch import Dispatch, NoVariantError, require
 from deepseek_engine.kernels.variants import Kernel, Table, Variant
+from piccard_contract.operators import NOTHING, REFERENCE
 
 TABLE = Table(
     Kernel("scale", "module:function", {"x": "*T"}, ("BLOCK",)),

@@ -8,11 +8,12 @@ import pytest
 import torch
 from deepseek_engine.gpu.fusions import Obstacle
 from deepseek_engine.kernels import rope
-from deepseek_engine.kernels.dispatch import REFERENCE, Dispatch
+from deepseek_engine.kernels.dispatch import Dispatch
 from deepseek_engine.kernels.rms_norm import rms_norm
 from deepseek_engine.kernels.swiglu import swiglu
 from deepseek_engine.runners import reference_watch
 from deepseek_engine.runners.reference_watch import WATCHED_STEPS, ReferenceWatch
+from piccard_contract.operators import REFERENCE
 from toy_model import ToyConfig
 
 CPU = torch.device("cpu")
