@@ -8,7 +8,7 @@ from piccard_contract.version_file import VersionFile
 
 from deepseek_engine.engine_version import LOADED, settings_of, warm_version
 from deepseek_engine.memory_budget import DEFAULT_GPU_SHARE, MemoryBudgetError, file_bytes, memory_bytes
-from deepseek_engine.models import ModelConfig, load_config
+from deepseek_engine.models import load_config
 from deepseek_engine.models.config import DeepseekConfig
 from deepseek_engine.pulse import Pulse
 from deepseek_engine.text.tokenizer import Tokenizer
@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     from deepseek_engine.gpu.decoder import GpuDecoder
     from deepseek_engine.runners.cuda import CudaRunner
     from deepseek_engine.settings import EngineSettings
-
-
-def unserved(config: ModelConfig, dtype: torch.dtype) -> str | None:
-    """Why a model is not served by the device kernels, or None where it is."""
-    if not isinstance(config, DeepseekConfig):
-        return f"{config.architecture} has no device kernels yet"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"the device kernels compute in bfloat16 and float16, not in {dtype}; publish with --precision bfloat16"
-    return None
 
 
 def open_gpu(

@@ -7,7 +7,8 @@ import torch
 from piccard_contract.version_file import Precision, VersionFile, VersionFileError
 
 from deepseek_engine.engine_version import LOADED, chosen_precision, engine_version
-from deepseek_engine.gpu_version import open_gpu, unserved
+from deepseek_engine.gpu.fusions import capability_of, kernel_obstacle
+from deepseek_engine.gpu_version import open_gpu
 from deepseek_engine.memory_budget import file_bytes
 from deepseek_engine.models import load_config, load_model
 from deepseek_engine.pulse import Pulse
@@ -37,10 +38,11 @@ def open_torch(file: VersionFile, *, checkpoint: Path, progress: Progress, threa
     if threads is not None:
         torch.set_num_threads(threads)
     tokenizer = Tokenizer.from_folder(checkpoint)
-    if device.type == "cuda" and (reason := unserved(load_config(checkpoint), dtype)) is None:
-        return open_gpu(file, tokenizer, checkpoint=checkpoint, dtype=dtype, device=device, progress=progress)
     if device.type == "cuda":
-        _log.warning("the model runs operator by operator in torch, without the device kernels: %s", reason)
+        obstacle = kernel_obstacle(load_config(checkpoint), device, dtype, capability_of(device))
+        if obstacle is None:
+            return open_gpu(file, tokenizer, checkpoint=checkpoint, dtype=dtype, device=device, progress=progress)
+        _log.warning("the model runs without the device kernels: %s", obstacle.reason)
     used = _allocated(device)
     model = load_model(
         checkpoint, dtype=dtype, device=str(device), progress=lambda done, total: progress(LOADED * done / total)

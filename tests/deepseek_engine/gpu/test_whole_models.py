@@ -45,12 +45,14 @@ class Told:
 
 def on_card(folder: Path, token_ids: list[int], chunks: list[int], *, long: bool) -> Told:
     from deepseek_engine.gpu.decoder import load_gpu_model
-    from deepseek_engine.gpu_version import unserved
+    from deepseek_engine.gpu.fusions import capability_of, kernel_obstacle
     from deepseek_engine.runners.cuda import CudaRunner
 
     config = load_config(folder)
-    if (reason := unserved(config, torch.bfloat16)) is not None:
-        pytest.skip(reason)
+    device = torch.device("cuda", 0)
+    obstacle = kernel_obstacle(config, device, torch.bfloat16, capability_of(device))
+    if obstacle is not None:
+        pytest.skip(obstacle.reason)
     model = load_gpu_model(folder, config, dtype=torch.bfloat16, device="cuda:0")
     runner = CudaRunner(model, EngineSettings(num_blocks=16, block_size=64, max_num_seqs=4))
     # Kernel by kernel, which gives what graphs give, so that the choices can be seen.
