@@ -22,9 +22,10 @@ class LongRow:
     """A row of several new tokens."""
 
     row: StepRow
-    seat: int
     first_token: int
     """In the flattened batch."""
+    seat: int
+    """Its sequence's row of the block tables."""
 
     @property
     def count(self) -> int:

@@ -230,6 +230,7 @@ def grouped_decode_kernel(
 
 
 _MODULE = "deepseek_engine.kernels.grouped_decode_triton"
+_ANY = (1, 2**20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +247,8 @@ class Tiling:
     stages: int
     architectures: tuple[int, ...]
     for_rows: tuple[int, int]
+    sequences: tuple[int, int] = _ANY
+    key_heads: tuple[int, int] = _ANY
     whole: bool = True
     """Whether heads are exactly `width` wide, or padded to it."""
     blocks: int = 2
@@ -268,6 +271,8 @@ class Tiling:
             architectures=self.architectures,
             when={
                 "rows": self.for_rows,
+                "sequences": self.sequences,
+                "key_heads": self.key_heads,
                 "page": (page, page),
                 "width": (self.width if self.whole else 1, self.width),
             },
@@ -277,14 +282,22 @@ class Tiling:
         )
 
 
-_ONE, _ANY = (1, 16), (1, 2**20)
+_ONE, _TWO = (1, 16), (1, 32)
+_FEW, _MANY_KEY_HEADS = (1, 15), (17, 2**20)
 _ALL = (AMPERE, ADA, HOPPER)
 TILINGS = (
-    Tiling("width128_rows16_sm90", 128, 16, 64, 4, 3, (HOPPER,), _ONE),
+    # The four fastest of ten on an H200: one long sequence or many shorter ones, grouped heads or a key head each.
+    Tiling("width128_rows16_few_heads_sm90", 128, 16, 64, 4, 5, (HOPPER,), _ONE, _FEW, _MANY_KEY_HEADS, blocks=1),
+    Tiling("width128_rows16_few_sm90", 128, 16, 64, 8, 4, (HOPPER,), _ONE, _FEW, blocks=1),
+    Tiling("width128_rows16_heads_sm90", 128, 16, 64, 4, 3, (HOPPER,), _ONE, key_heads=_MANY_KEY_HEADS),
+    Tiling("width128_rows16_sm90", 128, 16, 32, 2, 4, (HOPPER,), _ONE, blocks=4),
+    Tiling("width128_rows32_sm90", 128, 32, 64, 4, 3, (HOPPER,), _TWO),
     Tiling("width128_rows64_sm90", 128, 64, 64, 4, 3, (HOPPER,), _ANY),
     Tiling("width128_rows16", 128, 16, 32, 4, 3, (AMPERE, ADA), _ONE),
+    Tiling("width128_rows32", 128, 32, 32, 4, 3, (AMPERE, ADA), _TWO, blocks=1),
     Tiling("width128_rows64", 128, 64, 32, 4, 3, (AMPERE, ADA), _ANY, blocks=1),
     Tiling("width64_rows16", 64, 16, 64, 4, 3, _ALL, _ONE),
+    Tiling("width64_rows32", 64, 32, 64, 4, 3, _ALL, _TWO, blocks=1),
     Tiling("width64_rows64", 64, 64, 64, 4, 3, _ALL, _ANY, blocks=1),
     Tiling("padded128", 128, 16, 32, 4, 3, _ALL, _ANY, whole=False),
 )

@@ -455,7 +455,7 @@ class CudaRunner:
         long_rows = []
         first = decoded
         for row, seat in zip(ordered[decoded:], seats[decoded:], strict=True):
-            long_rows.append(LongRow(row, seat, first))
+            long_rows.append(LongRow(row, first, seat))
             first += len(row.token_ids)
         inputs = self._inputs.tensors
         limit = self._expanded if self.model.expands_keys else None
