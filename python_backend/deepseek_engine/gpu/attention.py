@@ -42,7 +42,7 @@ class AttentionKind(Generic[P]):
     """Whether prompts attend to keys and values expanded from the cache, which groups of them have to fit; else they
     attend to the cache itself."""
     plan: Callable[[DeviceStep, int], P]
-    """How every layer decodes a step. The number is 0, or the most tokens of a sequence, where what is cut may depend on
-    nothing else."""
+    """How every layer decodes a step. The number is the most tokens that a sequence can have, where its splits may
+    depend on nothing else; else 0."""
     load: Callable[[Checkpoint, str, Workspace], Attention[P]]
     """The layer of a name prefix. Raises CheckpointError."""
