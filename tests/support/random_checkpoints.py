@@ -123,7 +123,9 @@ VARIANTS = {
     "v3_one_dense_layer": lambda: _v3(first_k_dense_replace=3, num_hidden_layers=1),
     "llama_bias": lambda: _llama(sizes={"attention_bias": True}),
     "llama_yarn": lambda: _llama(rope_type="yarn", factor=8.0, original_max_position_embeddings=64),
-    "llama_wide": lambda: _llama(sizes={"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64}),
+    "llama_wide": lambda: _llama(
+        sizes={"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64, "attention_bias": True}
+    ),
 }
 """What the families leave out of their options."""
 
