@@ -7,9 +7,9 @@ import torch
 from piccard_contract.version_file import VersionFile
 
 from deepseek_engine.engine_version import LOADED, settings_of, warm_version
+from deepseek_engine.gpu.fusions import heads_not_taken
 from deepseek_engine.memory_budget import DEFAULT_GPU_SHARE, MemoryBudgetError, file_bytes, memory_bytes
 from deepseek_engine.models import ModelConfig, load_config
-from deepseek_engine.models.config import LlamaConfig
 from deepseek_engine.pulse import Pulse
 from deepseek_engine.text.tokenizer import Tokenizer
 from deepseek_engine.version import OpenVersion, Progress
@@ -19,17 +19,11 @@ if TYPE_CHECKING:
     from deepseek_engine.runners.cuda import CudaRunner
     from deepseek_engine.settings import EngineSettings
 
-HEAD_WIDTHS = range(16, 129, 16)
-"""Of grouped heads: what the rows of the kernels' tables are declared for."""
-
 
 def unserved(config: ModelConfig, dtype: torch.dtype) -> str | None:
     """Why a model is not served by the device kernels, or None where it is."""
-    if isinstance(config, LlamaConfig) and config.head_dim not in HEAD_WIDTHS:
-        return (
-            f"the device kernels take heads of {HEAD_WIDTHS[0]} to {HEAD_WIDTHS[-1]} elements in steps of "
-            f"{HEAD_WIDTHS.step}, not of {config.head_dim}"
-        )
+    if (reason := heads_not_taken(config)) is not None:
+        return reason
     if dtype not in (torch.bfloat16, torch.float16):
         return f"the device kernels compute in bfloat16 and float16, not in {dtype}; publish with --precision bfloat16"
     return None

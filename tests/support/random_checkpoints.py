@@ -100,8 +100,8 @@ def _qwen2() -> PreTrainedModel:
     return Qwen2ForCausalLM(Qwen2Config(**{**_GROUPED, "tie_word_embeddings": True}))
 
 
-def _qwen3() -> PreTrainedModel:
-    return Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=24))
+def _qwen3(head_dim: int = 24) -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=head_dim))
 
 
 FAMILIES = {
@@ -126,6 +126,7 @@ VARIANTS = {
     "llama_wide": lambda: _llama(
         sizes={"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64, "attention_bias": True}
     ),
+    "qwen3_wide": lambda: _qwen3(head_dim=80),
 }
 """What the families leave out of their options."""
 

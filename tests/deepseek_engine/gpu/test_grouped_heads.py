@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from deepseek_engine.gpu_version import HEAD_WIDTHS, unserved
+from deepseek_engine.gpu.fusions import HEAD_WIDTHS
+from deepseek_engine.gpu_version import unserved
 from deepseek_engine.models.config import Fields, LlamaConfig, llama_config
 
 pytest.importorskip("triton")
