@@ -9,7 +9,6 @@ from piccard_contract.version_file import VersionFile
 from deepseek_engine.engine_version import LOADED, settings_of, warm_version
 from deepseek_engine.memory_budget import DEFAULT_GPU_SHARE, MemoryBudgetError, file_bytes, memory_bytes
 from deepseek_engine.models import load_config
-from deepseek_engine.models.config import DeepseekConfig
 from deepseek_engine.pulse import Pulse
 from deepseek_engine.text.tokenizer import Tokenizer
 from deepseek_engine.version import OpenVersion, Progress
@@ -38,7 +37,6 @@ def open_gpu(
 
     settings = settings_of(file, on_gpu=True)
     config = load_config(checkpoint)
-    assert isinstance(config, DeepseekConfig)
     total = torch.cuda.get_device_properties(device).total_memory
     budget = memory_bytes(DEFAULT_GPU_SHARE if file.memory is None else file.memory, total)
     _check_weights(file_bytes(checkpoint, "*.safetensors"), budget, torch.cuda.mem_get_info(device)[0])

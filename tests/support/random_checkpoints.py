@@ -86,9 +86,9 @@ def _v3(**changes: Any) -> PreTrainedModel:
     return DeepseekV3ForCausalLM(DeepseekV3Config(**settings))
 
 
-def _llama(*, attention_bias: bool = False, **rope: Any) -> PreTrainedModel:
+def _llama(*, sizes: dict[str, Any] | None = None, **rope: Any) -> PreTrainedModel:
     parameters = {"rope_type": "default", "rope_theta": 10000.0, **rope}
-    return LlamaForCausalLM(LlamaConfig(**_GROUPED, attention_bias=attention_bias, rope_parameters=parameters))
+    return LlamaForCausalLM(LlamaConfig(**{**_GROUPED, **(sizes or {})}, rope_parameters=parameters))
 
 
 def _llama3() -> PreTrainedModel:
@@ -100,8 +100,8 @@ def _qwen2() -> PreTrainedModel:
     return Qwen2ForCausalLM(Qwen2Config(**{**_GROUPED, "tie_word_embeddings": True}))
 
 
-def _qwen3() -> PreTrainedModel:
-    return Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=24))
+def _qwen3(head_dim: int = 24) -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=head_dim))
 
 
 FAMILIES = {
@@ -121,8 +121,12 @@ VARIANTS = {
     "v2_lite_bias": lambda: _v2(attention_bias=True, q_lora_rank=None),
     "v3_plain": lambda: _v3(n_group=1, topk_group=1, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
     "v3_one_dense_layer": lambda: _v3(first_k_dense_replace=3, num_hidden_layers=1),
-    "llama_bias": lambda: _llama(attention_bias=True),
+    "llama_bias": lambda: _llama(sizes={"attention_bias": True}),
     "llama_yarn": lambda: _llama(rope_type="yarn", factor=8.0, original_max_position_embeddings=64),
+    "llama_wide": lambda: _llama(
+        sizes={"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64, "attention_bias": True}
+    ),
+    "qwen3_wide": lambda: _qwen3(head_dim=80),
 }
 """What the families leave out of their options."""
 

@@ -19,16 +19,21 @@ class PrefillChunk:
 
 @dataclass(slots=True)
 class PrefillGroup:
-    """Rows of several new tokens whose contexts are attended to together."""
+    """Rows of several new tokens that are attended to together."""
 
     tokens: slice
     """In the flattened batch."""
     query_starts: Tensor
     """int32 [R + 1], counted from the group's first token."""
+    lengths: Tensor
+    """int32 [R]: tokens in the cache, the row's new ones last."""
+    table_rows: Tensor
+    """int32 [R]: its row of the step's tables."""
     longest: int
     """The most new tokens of a row."""
     chunks: list[PrefillChunk]
-    """The causal one first; a context that is too long to be expanded at once has older ones after it."""
+    """For a model that expands what is cached, the causal one first; a context that is too long to be expanded at once
+    has older ones after it. Empty for the others."""
 
 
 @dataclass(slots=True)

@@ -11,13 +11,13 @@ import torch
 
 from deepseek_engine.kernels.dispatch import DTYPES_ON_GPU
 from deepseek_engine.kernels.variants import ARCHITECTURES, nearest_architecture
-from deepseek_engine.models.config import DeepseekConfig, ModelConfig
+from deepseek_engine.models.config import DeepseekConfig, LlamaConfig, ModelConfig
 
 Cause = Literal["device", "dtype", "model", "runner", "memory space", "side effects"]
 
 NORM = "residual addition and norm"
 INPUTS = "products of one input"
-CACHE = "latent norm, rotation and cache write"
+CACHE = "norms, rotation and cache write of attention"
 GATE = "scores, choice and weights of the gate, with the shared experts"
 EXPERTS = "products of the experts with SiLU·up"
 DENSE = "SiLU·up of dense layers"
@@ -26,6 +26,8 @@ DOWN = "down product of the experts with their weighted sum"
 SAMPLE = "logits to token on the device"
 LOGPROBS = "log-probabilities with the sampling"
 GRAPH = "the whole step in a CUDA graph"
+HEAD_WIDTHS = range(16, 129, 16)
+"""Of grouped heads: what the rows of the kernels' tables are declared for."""
 FUSIONS = (NORM, INPUTS, CACHE, GATE, EXPERTS, DENSE, COMBINE, DOWN, SAMPLE, LOGPROBS, GRAPH)
 
 _LIMITS = {
@@ -87,8 +89,8 @@ def kernel_obstacle(
     if device.type != "cuda" or capability is None:
         where = "a CPU" if device.type == "cpu" else f"of type {device.type}"
         return Obstacle("device", f"the device is {where}: operators run one by one in torch")
-    if not isinstance(config, DeepseekConfig):
-        return Obstacle("model", f"{config.architecture} has no device kernels: operators run one by one in torch")
+    if (reason := heads_not_taken(config)) is not None:
+        return Obstacle("model", f"{reason}: operators run one by one in torch")
     if nearest_architecture(capability) is None:
         known = ", ".join(f"sm_{architecture}" for architecture in ARCHITECTURES)
         return Obstacle("device", f"no kernel has rows for sm_{capability}, only for {known} and their minor versions")
@@ -97,6 +99,16 @@ def kernel_obstacle(
             "dtype", f"no kernel takes {str(dtype).removeprefix('torch.')}; publish with --precision bfloat16"
         )
     return None
+
+
+def heads_not_taken(config: ModelConfig) -> str | None:
+    """Why no attention kernel takes a model, or None where one does."""
+    if not isinstance(config, LlamaConfig) or config.head_dim in HEAD_WIDTHS:
+        return None
+    return (
+        f"the device kernels take heads of {HEAD_WIDTHS[0]} to {HEAD_WIDTHS[-1]} elements in steps of "
+        f"{HEAD_WIDTHS.step}, not of {config.head_dim}"
+    )
 
 
 def capability_of(device: torch.device) -> int | None:
@@ -152,7 +164,10 @@ def step_operators(config: ModelConfig) -> Counter[tuple[str, str]]:
         _add_latent(add, config)
     else:
         add(layers, INPUTS, "q_proj", "k_proj", "v_proj")
-        add(layers, "", "rotation of queries", "rotation of keys", "cache write", "attention", "o_proj")
+        add(layers, CACHE, "rotation of queries", "rotation of keys", "cache write")
+        if isinstance(config, LlamaConfig) and config.qk_norm:
+            add(layers, CACHE, "norm of queries", "norm of keys")
+        add(layers, "", "attention", "o_proj")
         _add_dense(add, layers)
     add(1, SAMPLE, "penalties", "biases and masks", "temperature", "softmax", "top-k, top-p and min-p", "draw")
     return found

@@ -1,14 +1,17 @@
 """DeepSeek's multi-head latent attention layer on a GPU."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from deepseek_engine.cache_spec import LayerCache
+from deepseek_engine.gpu.attention import AttentionKind
 from deepseek_engine.gpu.device_step import DeviceStep, PrefillGroup
 from deepseek_engine.gpu.product import Product, fixed_product
 from deepseek_engine.kernels.head_gemm_triton import head_gemm
-from deepseek_engine.kernels.mla_decode_triton import DecodePlan, mla_decode
+from deepseek_engine.kernels.mla_decode_triton import DecodePlan, decode_plan, mla_decode
 from deepseek_engine.kernels.mla_prefill_triton import merge_attention, mla_prefill
 from deepseek_engine.kernels.rms_norm_triton import rms_norm
 from deepseek_engine.kernels.rope_cache_triton import rope_cache
@@ -16,6 +19,33 @@ from deepseek_engine.kernels.small_gemm_triton import Workspace
 from deepseek_engine.models.config import DeepseekConfig
 from deepseek_engine.models.latent_attention import LATENT_NORM_EPS, softmax_scale
 from deepseek_engine.models.weights import Checkpoint
+
+
+def latent_attention(config: DeepseekConfig, dtype: torch.dtype) -> AttentionKind[DecodePlan]:
+    """Multi-head latent attention over the plane "latent"."""
+    return AttentionKind(
+        rotary_dim=config.qk_rope_head_dim,
+        planes={"latent": config.kv_lora_rank + config.qk_rope_head_dim},
+        expands=True,
+        plan=partial(_plan, config, dtype),
+        load=partial(LatentAttention.load, config),
+    )
+
+
+def _plan(config: DeepseekConfig, dtype: torch.dtype, step: DeviceStep, fixed_tokens: int) -> DecodePlan:
+    return decode_plan(
+        step.lengths,
+        step.query_starts,
+        step.tables,
+        page=step.block_size,
+        heads=config.num_attention_heads,
+        rank=config.kv_lora_rank,
+        rotary=config.qk_rope_head_dim,
+        dtype=dtype,
+        max_queries=step.max_queries,
+        table_rows=step.table_rows,
+        fixed_tokens=fixed_tokens,
+    )
 
 
 @dataclass(slots=True)
@@ -37,7 +67,7 @@ class LatentAttention:
 
     @classmethod
     def load(
-        cls, checkpoint: Checkpoint, prefix: str, config: DeepseekConfig, workspace: Workspace
+        cls, config: DeepseekConfig, checkpoint: Checkpoint, prefix: str, workspace: Workspace
     ) -> "LatentAttention":
         heads, hidden, rank = config.num_attention_heads, config.hidden_size, config.kv_lora_rank
         width, q_rank = config.qk_nope_head_dim + config.qk_rope_head_dim, config.q_lora_rank
@@ -74,13 +104,11 @@ class LatentAttention:
         for product in filter(None, (self.proj_in, self.q_b, self.proj_out)):
             product.fixed = True
 
-    def forward(self, x: Tensor, step: DeviceStep, plan: DecodePlan | None, rotations: Tensor, plane: Tensor) -> Tensor:
-        """Write the tokens' entries to the plane and attend to it.
-
-        x [T, hidden], normalised; plan: how the first `step.num_decoded` tokens are decoded; rotations as `rope_table`
-        makes them; plane [slots, kv_lora + rope], one layer's. Returns a new [T, hidden].
-        """
-        config = self.config
+    def forward(
+        self, x: Tensor, step: DeviceStep, plan: DecodePlan | None, rotations: Tensor, planes: LayerCache
+    ) -> Tensor:
+        """As `Attention.forward`; the plane is [slots, kv_lora + rope]."""
+        config, plane = self.config, planes["latent"]
         rank, nope, rotary, heads = (
             config.kv_lora_rank,
             config.qk_nope_head_dim,

@@ -1,10 +1,11 @@
-"""Cuts the long rows of a step into groups whose contexts fit expanded."""
+"""Cuts the long rows of a step into groups that are attended to together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,6 +24,8 @@ class LongRow:
     row: StepRow
     first_token: int
     """In the flattened batch."""
+    seat: int
+    """Its sequence's row of the block tables."""
 
     @property
     def count(self) -> int:
@@ -35,9 +38,14 @@ class LongRow:
 
 
 def prefill_groups(
-    rows: Sequence[LongRow], seats: Seats, device: torch.device, limit: int = EXPANDED_TOKENS
+    rows: Sequence[LongRow], seats: Seats, device: torch.device, limit: int | None = EXPANDED_TOKENS
 ) -> list[PrefillGroup]:
-    """Groups of neighbouring rows with at most `limit` keys each; a longer row is a group of its own, in chunks."""
+    """Groups of neighbouring rows with at most `limit` keys each; a longer row is a group of its own, in chunks.
+
+    Without a limit nothing is expanded: the rows are one group, which has no chunks.
+    """
+    if limit is None:
+        return [_group(rows, [], device)] if rows else []
     groups: list[PrefillGroup] = []
     together: list[LongRow] = []
     for row in rows:
@@ -74,18 +82,30 @@ def _alone(row: LongRow, seats: Seats, device: torch.device, limit: int) -> Pref
     return _group([row], chunks, device)
 
 
-def _group(rows: list[LongRow], chunks: list[PrefillChunk], device: torch.device) -> PrefillGroup:
+def _group(rows: Sequence[LongRow], chunks: list[PrefillChunk], device: torch.device) -> PrefillGroup:
     counts = [row.count for row in rows]
-    first = rows[0].first_token
+    first, size = rows[0].first_token, len(rows)
+    # One copy brings all three.
+    numbers = np.concatenate((_cumulated(counts), [row.context for row in rows], [row.seat for row in rows]))
+    starts, lengths, table_rows = _sent(numbers, device).split((size + 1, size, size))
     return PrefillGroup(
         tokens=slice(first, first + sum(counts)),
-        query_starts=_starts(counts, device),
+        query_starts=starts,
+        lengths=lengths,
+        table_rows=table_rows,
         longest=max(counts),
         chunks=chunks,
     )
 
 
 def _starts(counts: list[int], device: torch.device) -> Tensor:
-    starts = np.zeros(len(counts) + 1, dtype=np.int32)
-    np.cumsum(counts, out=starts[1:])
-    return torch.from_numpy(starts).to(device, non_blocking=True)
+    return _sent(_cumulated(counts), device)
+
+
+def _cumulated(counts: list[int]) -> npt.NDArray[np.int64]:
+    return np.cumsum([0, *counts])
+
+
+def _sent(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+    """int32, on the device."""
+    return torch.from_numpy(numbers.astype(np.int32)).to(device, non_blocking=True)

@@ -29,7 +29,14 @@ from torch import Tensor
 from deepseek_engine.kernels import launcher
 from deepseek_engine.kernels.chaining import follow
 from deepseek_engine.kernels.dispatch import require
-from deepseek_engine.kernels.mla_decode_triton import MAX_QUERIES, MLA_MERGE, PAGES, DecodePlan, slots_of
+from deepseek_engine.kernels.mla_decode_triton import (
+    FIXED_SPLITS,
+    MAX_QUERIES,
+    MLA_MERGE,
+    PAGES,
+    DecodePlan,
+    slots_of,
+)
 from deepseek_engine.kernels.variants import ADA, AMPERE, HOPPER, Kernel, LaunchPlan, Step, Table, Variant, ceil_div
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -193,7 +200,8 @@ def grouped_decode_kernel(
                     values_ptr + head_offset,
                     table_row,
                     tile - first_tile,
-                    stop - first_tile,
+                    # With fixed splits there is room after a sequence's last tile.
+                    tl.minimum(stop - first_tile, tl.cdiv(length, TILE)),
                     length,
                     length - queries + query + 1,
                     keys_stride,
@@ -230,6 +238,7 @@ def grouped_decode_kernel(
 
 
 _MODULE = "deepseek_engine.kernels.grouped_decode_triton"
+_ANY = (1, 2**20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +255,8 @@ class Tiling:
     stages: int
     architectures: tuple[int, ...]
     for_rows: tuple[int, int]
+    sequences: tuple[int, int] = _ANY
+    key_heads: tuple[int, int] = _ANY
     whole: bool = True
     """Whether heads are exactly `width` wide, or padded to it."""
     blocks: int = 2
@@ -268,6 +279,8 @@ class Tiling:
             architectures=self.architectures,
             when={
                 "rows": self.for_rows,
+                "sequences": self.sequences,
+                "key_heads": self.key_heads,
                 "page": (page, page),
                 "width": (self.width if self.whole else 1, self.width),
             },
@@ -277,14 +290,22 @@ class Tiling:
         )
 
 
-_ONE, _ANY = (1, 16), (1, 2**20)
+_ONE, _TWO = (1, 16), (1, 32)
+_FEW, _MANY_KEY_HEADS = (1, 15), (17, 2**20)
 _ALL = (AMPERE, ADA, HOPPER)
 TILINGS = (
-    Tiling("width128_rows16_sm90", 128, 16, 64, 4, 3, (HOPPER,), _ONE),
+    # The four fastest of ten on an H200: one long sequence or many shorter ones, grouped heads or a key head each.
+    Tiling("width128_rows16_few_heads_sm90", 128, 16, 64, 4, 5, (HOPPER,), _ONE, _FEW, _MANY_KEY_HEADS, blocks=1),
+    Tiling("width128_rows16_few_sm90", 128, 16, 64, 8, 4, (HOPPER,), _ONE, _FEW, blocks=1),
+    Tiling("width128_rows16_heads_sm90", 128, 16, 64, 4, 3, (HOPPER,), _ONE, key_heads=_MANY_KEY_HEADS),
+    Tiling("width128_rows16_sm90", 128, 16, 32, 2, 4, (HOPPER,), _ONE, blocks=4),
+    Tiling("width128_rows32_sm90", 128, 32, 64, 4, 3, (HOPPER,), _TWO),
     Tiling("width128_rows64_sm90", 128, 64, 64, 4, 3, (HOPPER,), _ANY),
     Tiling("width128_rows16", 128, 16, 32, 4, 3, (AMPERE, ADA), _ONE),
+    Tiling("width128_rows32", 128, 32, 32, 4, 3, (AMPERE, ADA), _TWO, blocks=1),
     Tiling("width128_rows64", 128, 64, 32, 4, 3, (AMPERE, ADA), _ANY, blocks=1),
     Tiling("width64_rows16", 64, 16, 64, 4, 3, _ALL, _ONE),
+    Tiling("width64_rows32", 64, 32, 64, 4, 3, _ALL, _TWO, blocks=1),
     Tiling("width64_rows64", 64, 64, 64, 4, 3, _ALL, _ANY, blocks=1),
     Tiling("padded128", 128, 16, 32, 4, 3, _ALL, _ANY, whole=False),
 )
@@ -369,6 +390,7 @@ def grouped_decode_plan(
     dtype: torch.dtype,
     max_queries: int = 1,
     table_rows: Tensor | None = None,
+    fixed_tokens: int = 0,
     workers: int | None = None,
     variant: Variant | None = None,
 ) -> GroupedDecodePlan:
@@ -376,7 +398,8 @@ def grouped_decode_plan(
 
     lengths int32 [R], the step's own tokens included, 0 for a padded row; query_starts int32 [R + 1], at most
     `max_queries` apart; tables int32 [rows, blocks] of blocks of `page` tokens, or [rows, tokens] of slots where page
-    is 0; table_rows int32 [R], the row of `tables` that each sequence uses, by default its own.
+    is 0; table_rows int32 [R], the row of `tables` that each sequence uses, by default its own. `fixed_tokens` as for
+    `mla_decode_triton.decode_plan`.
 
     Raises:
         ValueError: more than MAX_QUERIES query tokens a sequence, which are prefill; heads that do not divide.
@@ -387,7 +410,11 @@ def grouped_decode_plan(
     group = group_size(heads, key_heads)
     device, sequences = lengths.device, lengths.shape[0]
     dims = {"rows": group * max_queries, "sequences": sequences, "key_heads": key_heads, "page": page, "width": width}
-    row = variant or require(GROUPED_DECODE, torch.empty(0, dtype=dtype, device=device), dims)
+    wanted = {**dims, "sequences": 1} if fixed_tokens else dims
+    row = variant or require(GROUPED_DECODE, torch.empty(0, dtype=dtype, device=device), wanted)
+    split_tiles = ceil_div(ceil_div(fixed_tokens, FIXED_SPLITS), row.constants["TILE"])
+    if split_tiles:
+        workers = sequences * FIXED_SPLITS
     if workers is None:
         columns = key_heads * ceil_div(dims["rows"], row.constants["BLOCK_ROWS"])
         workers = max(1, launcher.multiprocessors(device) * row.blocks_per_multiprocessor // columns)
@@ -405,7 +432,7 @@ def grouped_decode_plan(
         plan=torch.empty(sizes["plan"] // 4, dtype=torch.int32, device=device),
         parts=torch.empty(sizes["parts"] // 4, dtype=torch.float32, device=device),
         part_lse=torch.empty(sizes["part_lse"] // 4, dtype=torch.float32, device=device),
-        split_tiles=0,
+        split_tiles=split_tiles,
         key_heads=key_heads,
     )
     plan.schedule()

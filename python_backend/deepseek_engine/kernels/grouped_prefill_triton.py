@@ -208,7 +208,7 @@ GROUPED_PREFILL = Table(
     tuple(
         variant(name, width, rows, tile, warps, stages, architectures, page, whole=whole)
         for name, width, rows, tile, warps, stages, architectures, whole in (
-            ("width128_sm90", 128, 128, 64, 8, 3, (HOPPER,), True),
+            ("width128_sm90", 128, 64, 64, 4, 3, (HOPPER,), True),
             ("width128_sm80", 128, 64, 64, 4, 3, (AMPERE,), True),
             ("width128_sm89", 128, 64, 64, 4, 2, (ADA,), True),
             ("width64_sm90", 64, 128, 64, 4, 3, (HOPPER,), True),

@@ -159,7 +159,7 @@ class CudaRunner:
         for count in sorted({min(size, most) for size in (self._graph_tokens + 1, *_LONG_SIZES, most)}):
             self._run_long(count, context)
         longest = min(most, self._context)
-        if longest > self._graph_tokens:
+        if longest > self._graph_tokens and self.model.expands_keys:
             # A context that is expanded in several chunks, without having to be that long.
             expanded, self._expanded = self._expanded, longest // 2
             try:
@@ -273,7 +273,7 @@ class CudaRunner:
         return self._finish(rows, order, ordered, sampled, heads, hidden)
 
     def _long(self, rows: list[StepRow], order: list[int]) -> CudaHandle:
-        """Many tokens: prompts are attended to in the expanded form."""
+        """Many tokens: prompts have kernels of their own."""
         self.graphs.go_without("longer than the graphs")
         ordered = [rows[index] for index in order]
         arrays = self._inputs.begin()
@@ -454,10 +454,11 @@ class CudaRunner:
         arrays["table_rows"][:decoded] = seats[:decoded]
         long_rows = []
         first = decoded
-        for row in ordered[decoded:]:
-            long_rows.append(LongRow(row, first))
+        for row, seat in zip(ordered[decoded:], seats[decoded:], strict=True):
+            long_rows.append(LongRow(row, first, seat))
             first += len(row.token_ids)
         inputs = self._inputs.tensors
+        limit = self._expanded if self.model.expands_keys else None
         return DeviceStep(
             token_ids=numbers[0],
             sources=torch.tensor(sources, dtype=torch.int32).to(self._device, non_blocking=True),
@@ -471,7 +472,7 @@ class CudaRunner:
             block_size=self.block_size,
             max_queries=1,
             num_decoded=decoded,
-            prefill=prefill_groups(long_rows, self._seats, self._device, self._expanded),
+            prefill=prefill_groups(long_rows, self._seats, self._device, limit),
         )
 
     def _is_eager(self, key: tuple[str, int]) -> bool:

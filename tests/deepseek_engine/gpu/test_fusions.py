@@ -72,7 +72,15 @@ BF16 = torch.bfloat16
         (V2_LITE, GPU, BF16, 90, None, ""),
         (V2_LITE, GPU, torch.float16, 86, None, ""),
         (V2_LITE, CPU, BF16, None, "device", "the device is a CPU"),
-        (LLAMA, GPU, BF16, 90, "model", "LlamaForCausalLM has no device kernels"),
+        (LLAMA, GPU, BF16, 90, None, ""),
+        (
+            replace(LLAMA, head_dim=256),
+            GPU,
+            BF16,
+            90,
+            "model",
+            "heads of 16 to 128 elements in steps of 16",
+        ),
         (V2_LITE, GPU, BF16, 75, "device", "sm_75"),
         (V2_LITE, GPU, BF16, 120, "device", "sm_120"),
         (V2_LITE, GPU, torch.float32, 90, "dtype", "no kernel takes float32; publish with --precision bfloat16"),
@@ -116,6 +124,12 @@ def test_an_export_fuses_as_it_was_written():
     found = fusions(V2_LITE, ONNX)
     assert {fusion.obstacle for fusion in found} == {ONNX}
     assert fused_operators(found) == 0
+
+
+@pytest.mark.parametrize(("norm", "operators"), [(False, 3), (True, 5)])
+def test_grouped_heads_turn_and_are_written_in_one_launch(norm, operators):
+    sizes = {fusion.name: fusion.operators for fusion in fusions(replace(LLAMA, qk_norm=norm), None)}
+    assert sizes[CACHE] == operators * LLAMA.num_hidden_layers
 
 
 def test_what_keeps_steps_off_graphs_harms_no_other_fusion():

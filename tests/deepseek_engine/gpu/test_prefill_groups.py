@@ -22,7 +22,7 @@ def long_rows(shapes, first=0):
     rows = []
     for place, (start, count) in enumerate(shapes):
         table = [place * 100 + (block * 7) % BLOCKS for block in range(-(-(start + count) // BLOCK_SIZE))]
-        rows.append(LongRow(StepRow(place, [0] * count, start, table, sample=True), first))
+        rows.append(LongRow(StepRow(place, [0] * count, start, table, sample=True), first, place))
         first += count
     return rows
 
@@ -91,6 +91,18 @@ def test_numbers_have_the_dtypes_that_kernels_take():
 
 def test_no_rows_make_no_groups():
     assert prefill_groups([], SEATS, CPU) == []
+    assert prefill_groups([], SEATS, CPU, None) == []
+
+
+@given(ROWS, st.integers(0, 5))
+def test_rows_that_attend_to_the_cache_itself_are_one_group(shapes, first):
+    (group,) = prefill_groups(long_rows(shapes, first), SEATS, CPU, None)
+    assert group.chunks == []
+    assert group.tokens == slice(first, first + sum(count for _, count in shapes))
+    assert [stop - start for start, stop in pairwise(group.query_starts.tolist())] == [count for _, count in shapes]
+    assert group.lengths.tolist() == [start + count for start, count in shapes]
+    assert group.table_rows.tolist() == list(range(len(shapes)))
+    assert {group.query_starts.dtype, group.lengths.dtype, group.table_rows.dtype} == {torch.int32}
 
 
 @pytest.mark.parametrize(("context", "chunks"), [(100, 1), (101, 2), (200, 2), (201, 3)])

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 DEMO = Path(__file__).parents[3] / "assets" / "demo"
-FAMILIES = ("v2", "v2_lite", "v3", "llama", "qwen2", "qwen3", "demo")
+FAMILIES = ("v2", "v2_lite", "v3", "llama", "qwen2", "qwen3", "llama_wide", "qwen3_wide", "demo")
 TOKENS = 480
 SPREAD = 0.015
 """By how much less often than torch's bfloat16 a small model may agree: seven of 480 positions."""

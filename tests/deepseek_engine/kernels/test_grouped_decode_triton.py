@@ -72,6 +72,17 @@ def test_a_part_that_early_queries_do_not_see_weighs_nothing() -> None:
     check(GroupedCase([130], [8], 4, 2, 64, 64, DTYPES[1]), workers=2)
 
 
+@pytest.mark.parametrize("max_queries", [1, 4])
+def test_fixed_splits_do_not_depend_on_the_other_sequences(max_queries: int) -> None:
+    case = GroupedCase([130, 0, 300, 1], [max_queries, 1, 1, 1], 8, 2, 64, 16, DTYPES[1])
+    out, _ = kernels.grouped_decode(case.q, case.keys, case.values, plan_of(case, fixed_tokens=512), case.scale)
+    assert relative_error(out[:max_queries], case.exact()[0][:max_queries]) < TOLERANCE[case.dtype]
+    case.lengths, case.queries, case.table_rows = [130], [max_queries], case.table_rows[:1]
+    plan = plan_of(case, fixed_tokens=512)
+    own, _ = kernels.grouped_decode(case.q[:max_queries], case.keys, case.values, plan, case.scale)
+    assert torch.equal(own, out[:max_queries])
+
+
 def test_a_padded_row_and_early_queries_without_keys_are_empty() -> None:
     case = GroupedCase([40, 0, 2], [1, 1, 4], 4, 2, 64, 16, DTYPES[1])
     out, lse = kernels.grouped_decode(case.q, case.keys, case.values, plan_of(case), case.scale)
