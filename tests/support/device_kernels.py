@@ -1,7 +1,7 @@
 """Where the tests of device kernels run: on a GPU, or in Triton's interpreter in a process of its own.
 
 Triton reads TRITON_INTERPRET when a kernel's module is imported, and ahead-of-time compilation needs it unset: so
-`test_interpreter.py` runs those files again in a subprocess, and by themselves they skip without a GPU.
+`test_interpreter.py` runs their files again in subprocesses, and by themselves they skip without a GPU.
 """
 
 import os

@@ -31,9 +31,9 @@ def config_of(folder: Path, layers: int) -> DeepseekConfig:
     return replace(config, num_hidden_layers=layers)
 
 
-def device_model(folder: Path, layers: int, dtype: torch.dtype = torch.float32) -> GpuDecoder:
-    """The checkpoint's first layers with device kernels."""
-    return load_gpu_model(folder, config_of(folder, layers), dtype=dtype, device=str(DEVICE))
+def device_model(folder: Path, layers: int, dtype: torch.dtype = torch.float32, **options: Any) -> GpuDecoder:
+    """The checkpoint's first layers with device kernels; `options` are `load_gpu_model`'s."""
+    return load_gpu_model(folder, config_of(folder, layers), dtype=dtype, device=str(DEVICE), **options)
 
 
 def reference_model(folder: Path, layers: int) -> Decoder:

@@ -49,6 +49,8 @@ def test_every_row_keeps_its_promises(table: Table, architecture: int) -> None:
         found = binary.faults(row)
         if table.kernel.name not in KERNELS_WITHOUT_COPIES and not binary.copies_asynchronously:
             found.append("has no asynchronous copy")
+        if ("griddepcontrol.wait" in binary.ptx) != (table.kernel.chained and architecture >= HOPPER):
+            found.append("waits for the launch before it where it need not, or does not where it has to")
         if found:
             faults[row.name] = found
     assert not faults

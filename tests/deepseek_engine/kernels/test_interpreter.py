@@ -10,11 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 ENGINE = Path(__file__).parents[1]
-FILES = sorted(
-    file
-    for pattern in ("kernels/test_*_triton.py", "gpu/test_*_triton.py", "runners/test_cuda*.py")
-    for file in ENGINE.glob(pattern)
-)
+FILES = sorted([*ENGINE.glob("kernels/test_*_triton.py"), *ENGINE.glob("runners/test_cuda*.py")])
 
 
 @pytest.mark.timeout(1200)

@@ -128,14 +128,14 @@ def test_chunks_that_do_not_reach_the_end_draw_nothing(pair: RunnerPair) -> None
     prompt = random_token_ids(24, 5)
     fresh = [new(0, prompt, params)]
     # Ten tokens at once are more than a graph holds, four and one are not.
-    for start, stop in ((0, 10), (10, 14), (14, 15), (15, 24)):
+    for place, (start, stop) in enumerate(((0, 10), (10, 14), (14, 15), (15, 24))):
         wanted = range(start + 1, min(stop + 1, 24))
         chunk = row(0, prompt[start:stop], start, [6, 5], sample=stop == 24, prompt_logprobs=wanted)
-        other = row(1, [4], start, [1, 2])
+        other = row(1, [4], place, [1])
         result = pair.step(chunk, other, new=[*fresh, new(1, [4])] if fresh else [])
         fresh = []
         assert [len(tokens) for tokens in result.token_ids] == [stop == 24, 1]
-    pair.step(row(1, [LAST_SAMPLED], 16, [1, 2]), row(0, [LAST_SAMPLED], 24, [6, 5]))
+    pair.step(row(1, [LAST_SAMPLED], 4, [1]), row(0, [LAST_SAMPLED], 24, [6, 5]))
 
 
 def test_a_step_of_nothing_draws_nothing(pair: RunnerPair) -> None:
