@@ -68,8 +68,9 @@ def test_it_opens_for_all_routers_and_closes_when_the_canary_recovers(
     for entry in ("grpc_stream", "http_infer"):
         answer = ask(server, entry, {})
         assert (answer.version, answer.reason) == (2, "header")
-    wait_for(lambda: server.metric("piccard_breaker_opens_total", cause="probe") >= 1, 60, "the counters")
-    assert server.metric("piccard_breaker_opens_total", version="2", cause="consecutive_errors") == 1
+    opens, probes = "piccard_breaker_opens_total", "piccard_breaker_probes_total"
+    wait_for(lambda: server.metric(opens, cause="probe") >= 1, 60, "the probes that failed")
+    wait_for(lambda: server.metric(opens, version="2", cause="consecutive_errors") == 1, 60, "the opening")
+    wait_for(lambda: server.metric(probes, outcome="passed") >= LIMITS["probes"], 60, "the probes that passed")
     wait_for(lambda: server.metric("piccard_breaker_open", version="2") == 0, 60, "the gauge")
-    assert server.metric("piccard_breaker_probes_total", outcome="passed") >= LIMITS["probes"]
     assert "breaker" not in server.piccard("status").stdout

@@ -21,6 +21,7 @@ class Observation:
             after it. NaN where unknown.
         others: requests of other versions in flight when it began.
         prompt_tokens: of its prompt.
+        shadow: it was mirrored, and nobody was answered: its latencies count, and it is no request.
     """
 
     failed: bool = False
@@ -32,6 +33,7 @@ class Observation:
     gap_load: float = float("nan")
     others: float = 0.0
     prompt_tokens: int = 0
+    shadow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,13 @@ class Observations:
     gap_load: NDArray[np.float64]
     others: NDArray[np.float64]
     prompt_tokens: NDArray[np.float64]
+    shadow: NDArray[np.bool_]
 
     @classmethod
     def of(cls, rows: Iterable[Observation]) -> Self:
         """Arrays of single observations."""
         kept = list(rows)
-        flags = {"failed", "truncated", "fallback"}
+        flags = {"failed", "truncated", "fallback", "shadow"}
         return cls(
             **{
                 field.name: np.array(

@@ -111,6 +111,7 @@ class Engine:
             gap_load=load,
             others=np.repeat(others, arrivals),
             prompt_tokens=prompt,
+            shadow=np.zeros(count, dtype=bool),
         )
 
 
