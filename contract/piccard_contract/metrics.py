@@ -93,7 +93,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "counter",
         ("service", "version", "outcome"),
         "Requests to be mirrored to a version: pair (both answered), failed (it did not), cancelled (by the policy, or"
-        " since the client was not answered by one version), dropped (not sent, for load or number).",
+        " since the client was not answered by one version), dropped (not sent, for load, number or balance).",
         "router",
     ),
     MetricSpec(

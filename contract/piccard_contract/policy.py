@@ -183,7 +183,8 @@ class ShadowTraffic(BaseModel):
             under way. The supervisor's own are never mirrored.
         version: that they are mirrored to; null for the canary.
         max_in_flight: mirrored requests that one router has in flight at most.
-        load: of either version, 0 to 1, from which on none is sent.
+        load: of either version, 0 to 1, from which on none is sent; nor is one while the second version has as many
+            requests of the router in flight as the first, so that both are met at equal load.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -111,7 +111,8 @@ class Shadows:
             on_end=self._ended,
         )
         with self._lock:
-            if len(self._running) >= policy.shadow.max_in_flight or len(self._leaving) >= MOST_LEAVING:
+            full = len(self._running) >= policy.shadow.max_in_flight or len(self._leaving) >= MOST_LEAVING
+            if full or self._in_flight(version) >= self._meter.count(primary.version):
                 self._count(version, "dropped")
                 return None
             self._running.add(shadow)
@@ -163,6 +164,11 @@ class Shadows:
         load = max(found.load, serving.load if serving is not None else 0.0)
         states = self._breakers.states({found.version: found}, policy.breaker)
         return load < policy.shadow.load and states.get(found.version, BreakerState.CLOSED) is BreakerState.CLOSED
+
+    def _in_flight(self, version: int) -> int:
+        """Requests that a version has in flight; it shall have no more than the one that it is compared with."""
+        begun = self._meter.count(version)
+        return begun + sum(one.version == version and one.attempt.load is None for one in self._running)
 
     def _run(self, shadow: Shadow) -> None:
         try:

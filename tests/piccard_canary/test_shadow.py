@@ -154,16 +154,32 @@ def hanging(stage: Scene) -> Client:
 
 
 def test_they_are_bounded(scene: Callable[..., Scene]) -> None:
-    stage = scene({1: Play(), 2: Play(late_at=1)}, shadow={"ratio": 1.0, "max_in_flight": 2})
-    for _ in range(2):
-        hanging(stage)
-    for _ in range(3):
-        own(stage.run(ask()))
-    assert outcomes(stage) == {"dropped": 3}
+    stage = scene({1: Play(late_at=1), 2: Play(late_at=1)}, shadow={"ratio": 1.0, "max_in_flight": 2})
+    clients = [stage.start(ask()) for _ in range(5)]
+    wait_until(lambda: outcomes(stage) == {"dropped": 3})
     assert stage.counted("piccard_shadow_in_flight", version="2") == 2
     stage.versions.over.set()
+    for client in clients:
+        stage.wait_over(client)
+        own(client)
     settled(stage, 5)
     assert outcomes(stage) == {"dropped": 3, "pair": 2}
+
+
+def test_the_second_version_is_never_busier_than_the_first(scene: Callable[..., Scene]) -> None:
+    stage = scene({1: Play(late_at=1), 2: Play(late_at=1)}, shadow={"ratio": 1.0, "max_in_flight": 99})
+    # Three requests of its own, and then four of stable's, of which one may be mirrored.
+    clients = [stage.start(ask(route=RouteKeys(canary="true"))) for _ in range(3)]
+    wait_until(lambda: stage.router.in_flight() == {2: 3})
+    wait_until(lambda: all(client.responses for client in clients))
+    stables = [stage.start(ask()) for _ in range(4)]
+    wait_until(lambda: outcomes(stage) == {"dropped": 3})
+    assert stage.counted("piccard_shadow_in_flight", version="2") == 1
+    stage.versions.over.set()
+    for client in (*clients, *stables):
+        stage.wait_over(client)
+    settled(stage, 4)
+    assert outcomes(stage) == {"dropped": 3, "pair": 1}
 
 
 @pytest.mark.parametrize("busy", [1, 2])
@@ -211,9 +227,9 @@ def test_the_share_is_the_policys(scene: Callable[..., Scene]) -> None:
     stage = scene(shadow={"ratio": 0.25})
     draws = iter([0.0, 0.249, 0.25, 0.9])
     stage.shadows._random.random = lambda: next(draws)
-    for _ in range(4):
+    for sent in (1, 2, 2, 2):
         own(stage.run(ask()))
-    settled(stage, 2)
+        settled(stage, sent)
     assert outcomes(stage) == {"pair": 2}
 
 

@@ -1,7 +1,7 @@
 """What is known of finished requests, as arrays: one row a request that one version took."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import numpy as np
@@ -64,6 +64,20 @@ class Observations:
                 for field in fields(cls)
             }
         )
+
+    def joined(self, other: Self) -> Self:
+        """These and others."""
+        parts = {
+            field.name: np.concatenate([getattr(self, field.name), getattr(other, field.name)])
+            for field in fields(self)
+        }
+        return replace(self, **parts)
+
+    def as_shadows(self) -> Self:
+        """The same as if they were mirrored; those that failed are no half of a pair."""
+        kept = ~self.failed
+        parts = {field.name: getattr(self, field.name)[kept] for field in fields(self)}
+        return replace(self, **parts | {"shadow": np.ones(int(kept.sum()), dtype=bool)})
 
     def __len__(self) -> int:
         return len(self.failed)
