@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+TOKEN_BUCKETS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
 GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
 
 
@@ -87,6 +88,30 @@ METRICS: tuple[MetricSpec, ...] = (
         "Requests that tried a version while its breaker was half open: passed, failed, or void (nobody's fault).",
         "router",
     ),
+    MetricSpec(
+        "piccard_shadow_requests_total",
+        "counter",
+        ("service", "version", "outcome"),
+        "Requests to be mirrored to a version: pair (both answered), failed (it did not), cancelled (by the policy, or"
+        " since the client was not answered by one version), dropped (not sent, for load, number or balance).",
+        "router",
+    ),
+    MetricSpec(
+        "piccard_shadow_pairs_total",
+        "counter",
+        ("service", "version", "tokens"),
+        "Pairs by whether all tokens agree: agree, differ, uncompared (tokenizers differ).",
+        "router",
+    ),
+    MetricSpec(
+        "piccard_shadow_first_difference_tokens",
+        "histogram",
+        ("service", "version"),
+        "Position of the first token that differs in a pair.",
+        "router",
+        TOKEN_BUCKETS,
+    ),
+    MetricSpec("piccard_shadow_in_flight", "gauge", ("service", "version"), "Mirrored requests in flight.", "router"),
     MetricSpec("piccard_cancels_total", "counter", ("service", "version"), "Requests that were cancelled.", "router"),
     MetricSpec(
         "piccard_first_token_seconds",

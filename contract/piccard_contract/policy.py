@@ -175,6 +175,26 @@ class FallbackLimits(BaseModel):
     load: float = Field(default=0.8, strict=True, ge=0, le=1)
 
 
+class ShadowTraffic(BaseModel):
+    """A share of the requests that another version answers too, unheard, to be compared.
+
+    Attributes:
+        ratio: share of the requests of one choice that other versions serve, 0 to 1; 0 mirrors none and cancels those
+            under way. The supervisor's own are never mirrored.
+        version: that they are mirrored to; null for the canary.
+        max_in_flight: mirrored requests that one router has in flight at most.
+        load: of either version, 0 to 1, from which on none is sent; nor is one while the second version has as many
+            requests of the router in flight as the first, so that both are met at equal load.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ratio: float = Field(default=0.0, strict=True, ge=0, le=1)
+    version: int | None = Field(default=None, strict=True, ge=1, lt=10**18)
+    max_in_flight: int = Field(default=16, strict=True, ge=1, le=1024)
+    load: float = Field(default=0.7, strict=True, gt=0, le=1)
+
+
 class Policy(BaseModel):
     """One service's policy. Numbers are strict, for YAML reads yes and on as true, which would pass as 1.
 
@@ -189,6 +209,7 @@ class Policy(BaseModel):
         fallback_policy: which version may take over a failed request of which.
         fallback_budget: how many requests stable takes over while it is busy.
         breaker: when a version that fails is kept from requests.
+        shadow: share of the requests that another version answers too, unheard; none by default.
         deadlines: seconds that a version is waited for.
         admission: how many tokens may be asked for; nobody is limited by default.
         abandoned_limit: seconds after which a stream ends whatever happens: through an ensemble nobody
@@ -207,6 +228,7 @@ class Policy(BaseModel):
     fallback_policy: FallbackPolicy = FallbackPolicy.CANARY_TO_STABLE
     fallback_budget: FallbackLimits = Field(default_factory=FallbackLimits)
     breaker: BreakerLimits = Field(default_factory=BreakerLimits)
+    shadow: ShadowTraffic = Field(default_factory=ShadowTraffic)
     deadlines: Deadlines = Field(default_factory=Deadlines)
     admission: AdmissionLimits = Field(default_factory=AdmissionLimits)
     abandoned_limit: float = Field(default=1800.0, strict=True, gt=0, allow_inf_nan=False)
@@ -233,6 +255,13 @@ class Policy(BaseModel):
         if self.header.lower() in {name.lower() for name in self.sticky_keys}:
             raise ValueError(f"{self.header!r} is both header and sticky key; it can be one of them")
         return self
+
+    @property
+    def shadow_version(self) -> int | None:
+        """The version that requests are mirrored to, None where none are."""
+        if self.shadow.ratio == 0:
+            return None
+        return self.canary if self.shadow.version is None else self.shadow.version
 
     def dump(self) -> str:
         """The policy as YAML, every key written out."""

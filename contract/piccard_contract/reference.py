@@ -18,7 +18,16 @@ from piccard_contract.errors import ERROR_KINDS
 from piccard_contract.gateway_file import AdaptiveDeadlines, GatewayFile, GatewayLimits
 from piccard_contract.lifecycle import LOADED_STATES, MOVE_CAUSES, SERVING_STATES, STATE_MEANINGS
 from piccard_contract.metrics import METRICS
-from piccard_contract.policy import AdmissionLimits, BreakerLimits, Deadlines, FallbackLimits, Pin, Policy, TokenLimit
+from piccard_contract.policy import (
+    AdmissionLimits,
+    BreakerLimits,
+    Deadlines,
+    FallbackLimits,
+    Pin,
+    Policy,
+    ShadowTraffic,
+    TokenLimit,
+)
 from piccard_contract.request import RequestExtensions
 from piccard_contract.routing import ROUTE_REASON_MEANINGS
 from piccard_contract.sampling import SamplingParams
@@ -154,6 +163,7 @@ def settings_page() -> str:
         ("policy.yaml", _model_table(Policy)),
         ("policy.yaml, `fallback_budget`", _model_table(FallbackLimits) + _BREAKER),
         ("policy.yaml, `breaker`", _model_table(BreakerLimits) + _BREAKER),
+        ("policy.yaml, `shadow`", _model_table(ShadowTraffic) + _SHADOW),
         ("policy.yaml, `deadlines`", _model_table(Deadlines)),
         ("policy.yaml, `pin`", _model_table(Pin)),
         ("policy.yaml, `admission`", _model_table(AdmissionLimits) + _ADMISSION),
@@ -219,6 +229,8 @@ _ADMISSION = """
 What a request costs and how it is refused: [operations](operations.md#limits-of-tokens)."""
 
 _BREAKER = "\n\nWhat they do: [operations](operations.md#a-version-that-fails)."
+
+_SHADOW = "\n\nHow it is compared: [rollouts](rollout.md#shadow-mode)."
 
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,

@@ -86,12 +86,29 @@ class BreakerReport(_Report):
     passed: int = 0
 
 
+class ShadowReport(_Report):
+    """What came of the requests that were mirrored to one version.
+
+    Attributes:
+        pairs: requests that two versions answered.
+        compared: of these, those whose versions count tokens alike.
+        agreed: of these, those whose tokens were all the same.
+        first_differences: positions of the first token that differed, of the last ones that did.
+    """
+
+    pairs: int = 0
+    compared: int = 0
+    agreed: int = 0
+    first_differences: list[int] = Field(default_factory=list)
+
+
 class RouterReport(_Report):
     """Sections `router` and `router_unary`: requests in flight by version, and metrics.
 
     Attributes:
         code_hash: of the ensemble's code that it runs.
         breakers: by version.
+        shadows: by the version that requests were mirrored to, since the router's start.
         taken_over: requests in the window of the policy's fallback_budget, and those that stable took over.
         completions: by tenant (`tenant_key`), the tokens that admission took for requests that are over, and those that
             they came to. Of the tenants that were heard of last.
@@ -101,6 +118,7 @@ class RouterReport(_Report):
     completions: dict[str, tuple[int, int]] = Field(default_factory=dict)
     in_flight: dict[int, int] = Field(default_factory=dict)
     breakers: dict[int, BreakerReport] = Field(default_factory=dict)
+    shadows: dict[int, ShadowReport] = Field(default_factory=dict)
     taken_over: tuple[int, int] = (0, 0)
     samples: Samples = Field(default_factory=list)
 

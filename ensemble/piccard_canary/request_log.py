@@ -32,6 +32,9 @@ class RequestLine:
         token_gap_s: between two tokens on average, of the last attempt.
         first_load, gap_load: requests of that version in flight on average until its first token, and after it.
         others: requests of other versions in flight when it began.
+        shadow: of a mirrored request, which nobody was answered and whose line has the id of the client's: what it is
+            compared with (`of`, the version that answered the client, and its latencies and loads), whether tokens were
+            compared, and the position of the first that differs; empty where it failed.
         passed_over: the version that it was meant for, where that was not loaded or its breaker open.
     """
 
@@ -57,6 +60,7 @@ class RequestLine:
     gap_load: float | None = None
     others: int = 0
     passed_over: int | None = None
+    shadow: dict[str, Any] | None = None
 
 
 class RequestLog:

@@ -35,6 +35,7 @@ from piccard_canary.completions import Completions, Settlements
 from piccard_canary.counters import Counters
 from piccard_canary.decision import Fleet
 from piccard_canary.fallback_budget import FallbackBudget
+from piccard_canary.load import LoadMeter
 from piccard_canary.metrics_export import Kind, MetricsExport
 from piccard_canary.policy_file import PolicyFile
 from piccard_canary.protocols import Frame, Stamp
@@ -42,10 +43,11 @@ from piccard_canary.publisher import INTERVAL as PUBLISH_INTERVAL
 from piccard_canary.publisher import Publisher
 from piccard_canary.request_log import RequestLog
 from piccard_canary.router import Router, RouterSettings
+from piccard_canary.shadows import Shadows
 from piccard_canary.stable_link import read_stable
 from piccard_canary.state_file import StateFile
 from piccard_canary.stream import Surroundings
-from piccard_canary.thread_reserve import ThreadReserve
+from piccard_canary.thread_reserve import Handover, ThreadReserve
 from piccard_canary.token_cost import outlook
 from piccard_canary.token_limits import TokenLimits
 from piccard_canary.triton_tensors import to_array, to_values
@@ -171,18 +173,35 @@ class RouterModel:
         self._breakers = Breakers(self._counters, service.process_lock("probe"))
         self._budget = FallbackBudget()
         self._loaded = lambda: availability.snapshot().ready
+        cancels = CancelDesk(client, _log_error)
+        meter = LoadMeter(time.monotonic)
+        self._shadows = Shadows(
+            self._process.owner,
+            client,
+            loaded=self._loaded,
+            process=availability.process,
+            cancels=cancels,
+            breakers=self._breakers,
+            counters=self._counters,
+            meter=meter,
+            write=self._log.put,
+            log=_log_error,
+            start=Handover("shadows", ThreadReserve("shadow", keep=16), _log_error).run,
+        )
         around = Surroundings(
             name=self._process.owner,
             client=client,
             fleet=self._fleet,
             loaded=self._loaded,
-            cancels=CancelDesk(client, _log_error),
+            cancels=cancels,
             counters=self._counters,
             write=self._log.put,
             log=_log_error,
             completions=self._completions,
             breakers=self._breakers,
             budget=self._budget,
+            load=meter,
+            shadows=self._shadows,
         )
         self._router = Router(
             around,
@@ -232,13 +251,16 @@ class RouterModel:
         self._client.spent.drop_old()
         sections = self._process.live_state.sections(prefix=_ROUTERS)
         # Also where no request comes, so that the first one finds what other routers know.
-        limits = self._process.policy.current().breaker
+        policy = self._process.policy.current()
+        limits = policy.breaker
+        self._shadows.follow(policy)
         self._breakers.states(self._loaded(), limits)
         self._breakers.share(sections, self._process.owner, limits)
         self._budget.share(sections, self._process.owner)
         known = self._state.known()
         if known is not None and known != self._known:
             self._breakers.forget(known)
+            self._shadows.forget(known)
             self._counters.forget(known)
             self._known = known
 
@@ -247,6 +269,7 @@ class RouterModel:
         return RouterReport(
             completions=self._completions.totals(),
             breakers=self._breakers.report(policy.breaker),
+            shadows=self._shadows.report(),
             taken_over=self._budget.report(policy.fallback_budget),
             in_flight=self._router.in_flight(),
             code_hash=self._process.code_hash,

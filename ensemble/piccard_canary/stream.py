@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from piccard_contract.claims import OWN_TENANT
 from piccard_contract.errors import ErrorCode, Fault, RequestError, kind_of
 from piccard_contract.lifecycle import now as time_of_day
 from piccard_contract.policy import Policy
@@ -32,6 +33,8 @@ from piccard_canary.load import AttemptLoad, LoadMeter
 from piccard_canary.protocols import Frame, Sender, Stamp, VersionClient
 from piccard_canary.request_log import RequestLine
 from piccard_canary.resume import Progress, obstacle, resumed_request
+from piccard_canary.shadow import Answer, Shadow
+from piccard_canary.shadows import Shadows
 
 # Seconds that a version has to end a generation that the client cancelled.
 CANCEL_GRACE = 1.0
@@ -51,6 +54,7 @@ class Surroundings:
         completions: counts what requests came to.
         breakers: of all versions.
         budget: of what stable takes over.
+        shadows: mirrors requests to another version.
     """
 
     name: str
@@ -63,6 +67,7 @@ class Surroundings:
     log: Callable[[str], None]
     breakers: Breakers
     budget: FallbackBudget
+    shadows: Shadows
     clock: Callable[[], float] = time.monotonic
     load: LoadMeter = field(default_factory=lambda: LoadMeter(time.monotonic))
     completions: Completions = field(default_factory=Completions)
@@ -125,6 +130,8 @@ class Stream:
         self._claims = claims
         self._received = received
         self._probe = probe
+        self._shadow: Shadow | None = None
+        self._mirrors = False
         self._on_token = on_token
         self._on_end = on_end
         self._lock = threading.Lock()
@@ -250,6 +257,7 @@ class Stream:
                     self._progress.logprob = frame.cumulative_logprob()
                 attempt.introduced = True
                 self._delivery.forward(frame, attempt.stamp)
+                self._mirror(attempt)
                 return None
             return self._take_response(attempt, frame.read(), now, ends=not frame.plain)
 
@@ -274,6 +282,7 @@ class Stream:
                 self._record.usage = response.usage
                 self._record.finish_reasons = [choice.finish_reason for choice in response.choices]
             self._delivery.deliver(response, final=final)
+            self._mirror(attempt)
         if final:
             self._end("OK")
         return error
@@ -304,8 +313,21 @@ class Stream:
 
     def _first_of(self, attempt: Attempt, now: float) -> None:
         attempt.first_token = now
+        own = self._claims is not None and self._claims.tenant == OWN_TENANT
+        self._mirrors = not own and not self._record.failures
         if attempt.load is not None:
             attempt.load.first_token()
+
+    def _mirror(self, attempt: Attempt) -> None:
+        """Once the client has the first token, perhaps have another version answer as well."""
+        if self._mirrors:
+            self._mirrors = False
+            self._shadow = self._around.shadows.offer(self.policy, attempt, self._outputs)
+
+    def _tell_shadow(self, answer: Answer | None) -> None:
+        if self._shadow is not None:
+            self._shadow.served(answer)
+            self._shadow = None
 
     def _add_logprob(self, attempt: Attempt, response: Response) -> None:
         choice = response.choices[0]
@@ -335,6 +357,7 @@ class Stream:
             code = error.code
             label = version_label(attempt.version)
             self._settle(attempt, failed=self._blames(error))
+            self._tell_shadow(None)
             self._around.counters.count("piccard_attempt_failures_total", version=label, code=code.value)
             self._record.failures.append({"version": attempt.version, "code": code.value})
             if attempt.last_token is not None:
@@ -497,6 +520,24 @@ class Stream:
             self._claims.tenant if self._claims else "", self.request.charge, self._tokens_used(code)
         )
         self._around.write(self._line(code, seconds))
+        self._tell_shadow(self._answer(seconds) if code == "OK" and not self._record.failures else None)
+
+    def _answer(self, seconds: float) -> Answer:
+        """What the client was answered, by one version alone."""
+        last, tokens = self._record.last, self._progress.token_ids
+        assert last is not None, "something answered"
+        load = last.load
+        return Answer(
+            last.version,
+            tokens,
+            self._record.first_token,
+            last.token_gap(len(tokens)),
+            load.waiting() if load is not None else None,
+            load.sending() if load is not None else None,
+            load.others if load is not None else 0,
+            self._record.usage,
+            seconds,
+        )
 
     def _tokens_used(self, code: str) -> int:
         """Tokens that the request came to: those that a version counted, or as much as is known without it."""

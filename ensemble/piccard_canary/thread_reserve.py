@@ -7,6 +7,33 @@ from queue import SimpleQueue
 Work = Callable[[], None]
 
 
+class Handover:
+    """Takes work without ever starting a thread on the giver's: one of its own does, from a reserve.
+
+    Args:
+        log: takes a sentence where there is no thread left.
+    """
+
+    def __init__(self, name: str, reserve: "ThreadReserve", log: Callable[[str], None]) -> None:
+        self._reserve = reserve
+        self._log = log
+        self._given: SimpleQueue[Work] = SimpleQueue()
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def run(self, work: Work) -> None:
+        """Have `work` run soon."""
+        self._given.put(work)
+
+    def _serve(self) -> None:
+        while True:
+            work = self._given.get()
+            try:
+                self._reserve.run(work)
+            except RuntimeError as error:
+                self._log(f"no thread is left: {error}")
+            del work
+
+
 class ThreadReserve:
     """Runs each piece of work on a thread of its own, at once.
 

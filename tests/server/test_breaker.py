@@ -68,8 +68,35 @@ def test_it_opens_for_all_routers_and_closes_when_the_canary_recovers(
     for entry in ("grpc_stream", "http_infer"):
         answer = ask(server, entry, {})
         assert (answer.version, answer.reason) == (2, "header")
-    wait_for(lambda: server.metric("piccard_breaker_opens_total", cause="probe") >= 1, 60, "the counters")
-    assert server.metric("piccard_breaker_opens_total", version="2", cause="consecutive_errors") == 1
+    opens, probes = "piccard_breaker_opens_total", "piccard_breaker_probes_total"
+    wait_for(lambda: server.metric(opens, cause="probe") >= 1, 60, "the probes that failed")
+    wait_for(lambda: server.metric(opens, version="2", cause="consecutive_errors") == 1, 60, "the opening")
+    wait_for(lambda: server.metric(probes, outcome="passed") >= LIMITS["probes"], 60, "the probes that passed")
     wait_for(lambda: server.metric("piccard_breaker_open", version="2") == 0, 60, "the gauge")
-    assert server.metric("piccard_breaker_probes_total", outcome="passed") >= LIMITS["probes"]
     assert "breaker" not in server.piccard("status").stdout
+
+
+def test_a_busy_stable_takes_over_no_more_than_its_budget(fresh_server: Callable[..., RunningServer]) -> None:
+    # From load 0 on stable counts as busy; three of a minute are free.
+    budget = {"ratio": 0.0, "min_per_second": 0.05, "window": 60.0, "load": 0.0}
+    server = fresh_server(fallback_budget=budget)
+    for _ in range(3):
+        answer = ask(server, "grpc_stream", FAILS)
+        assert (answer.code, answer.version, answer.reason) == ("OK", 1, "fallback"), answer.error_text
+    for entry in ("grpc_stream", "generate"):
+        refused = ask(server, entry, FAILS)
+        assert refused.error is not None
+        assert (refused.code, refused.error.version) == ("OVERLOADED", 2)
+        assert refused.error.retry_after is not None
+
+    # The other router hears of what this one took over.
+    def refuses() -> bool:
+        answer = ask(server, "http_infer", FAILS)
+        return (answer.code, answer.status) == ("OVERLOADED", 503)
+
+    wait_for(refuses, 60, "the other router to refuse")
+    # Who is not moved is served, and a stream that has begun is brought to its end.
+    assert ask(server, "grpc_stream", {}).version == 2
+    resumed = ask(server, "grpc_stream", {"fail_at": 1})
+    assert (resumed.code, resumed.reason) == ("OK", "resumed")
+    wait_for(lambda: server.metric("piccard_fallback_refusals_total", version="2") >= 3, 60, "the counter")

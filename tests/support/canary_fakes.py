@@ -14,9 +14,11 @@ from piccard_canary.cancel import CancelDesk
 from piccard_canary.counters import Counters
 from piccard_canary.decision import Fleet
 from piccard_canary.fallback_budget import FallbackBudget
+from piccard_canary.load import LoadMeter
 from piccard_canary.protocols import Frame, Stamp
 from piccard_canary.request_log import RequestLine
 from piccard_canary.router import Router, RouterSettings
+from piccard_canary.shadows import Shadows
 from piccard_canary.stream import Surroundings
 from piccard_canary.watchdog import Watchdog
 from piccard_contract.claims import ClaimsCheck
@@ -189,6 +191,7 @@ class Scene:
         self.clock = HandClock()
         self.counters = Counters("deepseek", "router")
         self.lines: list[RequestLine] = []
+        self.shadow_lines: list[RequestLine] = []
         self.clients: list[Client] = []
         self.logged: list[str] = []
         self.policy = Policy(**{"canary": 2, **policy})
@@ -198,6 +201,21 @@ class Scene:
         self.cancels = CancelDesk(self.versions, self.logged.append)
         self._folder = TemporaryDirectory(prefix="scene-")
         self.breakers = Breakers(self.counters, Path(self._folder.name) / "probe.lock", clock=self.clock)
+        meter = LoadMeter(self.clock)
+        self.shadows = Shadows(
+            "router",
+            self.versions,
+            loaded=lambda: dict(self.loaded),
+            process=lambda version: self.processes[version],
+            cancels=self.cancels,
+            breakers=self.breakers,
+            counters=self.counters,
+            meter=meter,
+            write=self.shadow_lines.append,
+            log=self.logged.append,
+            start=lambda work: threading.Thread(target=work, daemon=True).start(),
+            clock=self.clock,
+        )
         self.around = Surroundings(
             name="router",
             client=self.versions,
@@ -209,6 +227,8 @@ class Scene:
             log=self.logged.append,
             breakers=self.breakers,
             budget=FallbackBudget(self.clock),
+            load=meter,
+            shadows=self.shadows,
             clock=self.clock,
         )
         self.router = Router(

@@ -1,11 +1,13 @@
 """`piccard status`: what the home says, what the server has loaded, and what each process published."""
 
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from piccard_contract.home import Service, version_owner
 from piccard_contract.live_state import Section
 from piccard_contract.operators import OperatorsReport
+from piccard_contract.reports import ShadowReport
 
 from piccard.drift import code_of, installed_ensemble_hash, step_drift, step_owners, version_drift, version_file
 from piccard.errors import OperationError
@@ -55,6 +57,7 @@ def status(op: Operation, *, verbose: bool = False) -> dict[str, Any]:
             }
             for number, record in sorted(state.versions.items())
         ],
+        "shadows": _shadows(sections),
         "processes": {
             owner: {
                 "pid": section.pid,
@@ -140,6 +143,25 @@ _ROUTERS = ("router", "router.2", "router_unary", "router_unary.2")
 
 def _in_flight(sections: dict[str, Section], version: int) -> int:
     return sum(int(_value(sections, owner, "in_flight", {}).get(str(version), 0)) for owner in _ROUTERS)
+
+
+def _shadows(sections: dict[str, Section]) -> dict[str, dict[str, Any]]:
+    """What came of mirrored requests, by the version that they were mirrored to."""
+    told: dict[str, list[ShadowReport]] = {}
+    for owner in _ROUTERS:
+        for version, report in _value(sections, owner, "shadows", {}).items():
+            told.setdefault(version, []).append(ShadowReport.model_validate(report))
+    found = {}
+    for version, reports in told.items():
+        compared, agreed = sum(one.compared for one in reports), sum(one.agreed for one in reports)
+        differences = [position for one in reports for position in one.first_differences]
+        found[version] = {
+            "pairs": sum(one.pairs for one in reports),
+            "compared": compared,
+            "agreed": agreed,
+            "first_difference": median_low(differences) if differences else None,
+        }
+    return found
 
 
 def _breaker(sections: dict[str, Section], version: int) -> dict[str, str]:

@@ -45,7 +45,7 @@ def print_status(found: dict[str, Any], console: Console) -> None:
             version["reason"],
         )
     console.print(table)
-    for line in _breakers(found):
+    for line in (*_shadows(found), *_breakers(found)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for line in _drifts(found):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -68,6 +68,17 @@ def _deaths(server: dict[str, Any]) -> Iterator[str]:
         yield f"{owner} is dead and is started again at {datetime.fromtimestamp(at):%H:%M:%S}"
     for owner, reason in sorted((server.get("given_up") or {}).items()):
         yield f"{owner} is given up: {reason}; `piccard revive {owner.split('/')[1]}` tries again"
+
+
+def _shadows(found: dict[str, Any]) -> Iterator[str]:
+    """How mirrored requests agree with what clients were answered."""
+    for version, told in sorted(found["shadows"].items()):
+        line = f"shadow: version {version} answered {told['pairs']} requests too"
+        if told["compared"]:
+            line += f", of {told['compared']} compared {100 * told['agreed'] / told['compared']:.4g} % agree"
+        if told["first_difference"] is not None:
+            line += f", others differ from token {told['first_difference']} on (median)"
+        yield line
 
 
 def _breakers(found: dict[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -44,6 +45,11 @@ def observed(line: dict[str, Any], canary: int) -> Iterator[tuple[int, Observati
     A version that failed it failed, also where another one brought it to its end. What was the client's fault, or was
     cancelled, says nothing of a version. One that was not loaded, or whose breaker was open, failed what it missed.
     """
+    if line.get("shadow") is not None:
+        # Half of a pair; the other half has a line of its own. One that failed harmed nobody.
+        if line["code"] == "OK" and line.get("version") is not None:
+            yield line["version"], replace(_measured(line), shadow=True)
+        return
     if line.get("decision") not in _CHANCE:
         return
     if line["decision"] == RouteReason.CANARY_UNAVAILABLE:

@@ -1,7 +1,7 @@
 """What is known of finished requests, as arrays: one row a request that one version took."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import numpy as np
@@ -21,6 +21,7 @@ class Observation:
             after it. NaN where unknown.
         others: requests of other versions in flight when it began.
         prompt_tokens: of its prompt.
+        shadow: it was mirrored, and nobody was answered: its latencies count, and it is no request.
     """
 
     failed: bool = False
@@ -32,6 +33,7 @@ class Observation:
     gap_load: float = float("nan")
     others: float = 0.0
     prompt_tokens: int = 0
+    shadow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,13 @@ class Observations:
     gap_load: NDArray[np.float64]
     others: NDArray[np.float64]
     prompt_tokens: NDArray[np.float64]
+    shadow: NDArray[np.bool_]
 
     @classmethod
     def of(cls, rows: Iterable[Observation]) -> Self:
         """Arrays of single observations."""
         kept = list(rows)
-        flags = {"failed", "truncated", "fallback"}
+        flags = {"failed", "truncated", "fallback", "shadow"}
         return cls(
             **{
                 field.name: np.array(
@@ -61,6 +64,20 @@ class Observations:
                 for field in fields(cls)
             }
         )
+
+    def joined(self, other: Self) -> Self:
+        """These and others."""
+        parts = {
+            field.name: np.concatenate([getattr(self, field.name), getattr(other, field.name)])
+            for field in fields(self)
+        }
+        return replace(self, **parts)
+
+    def as_shadows(self) -> Self:
+        """The same as if they were mirrored; those that failed are no half of a pair."""
+        kept = ~self.failed
+        parts = {field.name: getattr(self, field.name)[kept] for field in fields(self)}
+        return replace(self, **parts | {"shadow": np.ones(int(kept.sum()), dtype=bool)})
 
     def __len__(self) -> int:
         return len(self.failed)

@@ -23,7 +23,7 @@ class Window:
     """One version's requests.
 
     Attributes:
-        requests: how many.
+        requests: how many that a client was answered, or not; mirrored ones are in the tables alone.
         events: of these, how many failed, were truncated, fell back, by the name of the proportion.
         tables: of each latency the requests by stratum and bin of its value, int64 [strata, bins].
     """
@@ -34,9 +34,10 @@ class Window:
 
     def add(self, seen: Observations) -> None:
         """Take further requests in."""
-        self.requests += len(seen)
+        answers = ~seen.shadow
+        self.requests += int(np.count_nonzero(answers))
         for name, flags in zip(PROPORTIONS, (seen.failed, seen.truncated, seen.fallback), strict=True):
-            self.events[name] += int(np.count_nonzero(flags))
+            self.events[name] += int(np.count_nonzero(flags & answers))
         for name, values, load in (
             ("first_token", seen.first_token, seen.first_load),
             ("token_gap", seen.token_gap, seen.gap_load),

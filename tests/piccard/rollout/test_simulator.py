@@ -50,3 +50,24 @@ def test_without_equal_load_a_person_is_asked() -> None:
     found = run(scenario, 0)
     assert (found.phase, found.reached) == (Phase.PAUSED, 0.25)
     assert "token_gap: no load at which both have 30 requests" in found.why
+
+
+def test_mirrored_requests_fill_the_canary_up_to_stables_load() -> None:
+    scene = Scene(Traffic(shadow=1.0), Behaviour(errors=0.2), Behaviour(errors=0.2), seed=1)
+    scene.run(60, 0.05)
+    canary, stable = scene.run(240, 0.05)
+    assert not stable.shadow.any()
+    assert canary.shadow.sum() > 5 * (~canary.shadow).sum() > 0
+    # One that failed is no half of a pair.
+    assert canary.failed[~canary.shadow].any()
+    assert not canary.failed[canary.shadow].any()
+    assert np.median(canary.gap_load) == pytest.approx(np.median(stable.gap_load), rel=0.1)
+    assert np.median(canary.token_gap) == pytest.approx(np.median(stable.token_gap), rel=0.03)
+
+
+def test_with_mirrored_requests_nobody_has_to_be_asked() -> None:
+    slower = run(SCENARIOS["token gap +20 %, steady traffic, mirrored"], 0)
+    assert (slower.phase, slower.reached) == (Phase.ABORTED, 0.01)
+    assert slower.why.startswith("token_gap")
+    equal = run(SCENARIOS["equal, steady traffic, mirrored"], 0)
+    assert equal.phase is Phase.PROMOTED

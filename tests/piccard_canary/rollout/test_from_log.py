@@ -89,3 +89,9 @@ def test_a_version_whose_breaker_is_open_failed_what_it_did_not_get() -> None:
     assert not stable[2].failed
     # Stable was too busy to take it over.
     assert seen(version=None, code="OVERLOADED", passed_over=2, **away) == {2: Observation(failed=True, fallback=True)}
+
+
+def test_half_of_a_pair_says_how_fast_it_was_and_nothing_else() -> None:
+    pair = {"of": 1, "compared": True, "first_difference": 3}
+    assert seen(decision=None, shadow=pair) == {2: Observation(False, False, False, 0.2, 0.01, 3.5, 4.5, 1.0, 7, True)}
+    assert seen(decision=None, shadow={}, code="INTERNAL") == {}

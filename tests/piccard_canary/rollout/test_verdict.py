@@ -18,6 +18,7 @@ def window(
     load: float = 20.0,
     slow: float = 1.0,
     seed: int = 0,
+    shadow: bool = False,
 ) -> Window:
     """Requests at a load that wanders by a tenth, which their latencies follow; the first ones fail."""
     random = np.random.default_rng(seed)
@@ -36,6 +37,7 @@ def window(
             gap_load=loads,
             others=np.ones(requests),
             prompt_tokens=np.full(requests, 300.0),
+            shadow=np.full(requests, shadow),
         )
     )
     return found
@@ -60,6 +62,28 @@ def test_a_slower_version_fails(slow: float) -> None:
     assert found.metrics["errors"].verdict is Verdict.PASS
 
 
+def few_at_their_own_load(slow: float = 1.0) -> Window:
+    """A canary at 5 % of the traffic, whose load is far below stable's."""
+    return window(500, load=1.0, slow=slow, seed=3)
+
+
+@pytest.mark.parametrize("slow", [1.0, 1.2])
+def test_mirrored_requests_bring_a_verdict_where_there_is_no_load_in_common(slow: float) -> None:
+    stable = window(9500, seed=2)
+    found = verdict(0.05, few_at_their_own_load(slow), stable)
+    assert found.metrics["token_gap"].verdict is Verdict.INCONCLUSIVE
+
+    canary = few_at_their_own_load(slow)
+    mirrored = window(2500, slow=slow, seed=1, shadow=True)
+    for name, table in mirrored.tables.items():
+        canary.tables[name] += table
+    found = verdict(0.05, canary, stable)
+    expected = Verdict.PASS if slow == 1.0 else Verdict.FAIL
+    assert {found.metrics[name].verdict for name in ("first_token", "token_gap")} == {expected}
+    # They are nobody's requests: neither samples, nor failures.
+    assert (mirrored.requests, found.counts.canary_requests) == (0, 500)
+
+
 def test_a_slow_tail_fails() -> None:
     canary = window(5000, seed=1)
     canary.add(
@@ -71,6 +95,7 @@ def test_a_slow_tail_fails() -> None:
             gap_load=np.full(250, 20.0),
             others=np.ones(250),
             prompt_tokens=np.full(250, 300.0),
+            shadow=np.zeros(250, dtype=bool),
         )
     )
     found = verdict(0.5, canary, window(5000, seed=2))

@@ -41,6 +41,7 @@ def test_what_cannot_be_measured_is_counted_all_the_same() -> None:
                 Observation(first_token=0.1, first_load=3.0),
                 Observation(failed=True, truncated=True, fallback=True, first_token=0.1, first_load=3.0),
                 Observation(failed=True),
+                Observation(first_token=0.1, token_gap=0.01, first_load=3.0, gap_load=4.0, shadow=True),
             ]
         )
     )
@@ -48,6 +49,6 @@ def test_what_cannot_be_measured_is_counted_all_the_same() -> None:
 
     assert window.requests == 4
     assert window.events == {"errors": 2, "truncated": 1, "fallback": 1}
-    assert {name: int(table.sum()) for name, table in window.tables.items()} == {"first_token": 2, "token_gap": 1}
+    assert {name: int(table.sum()) for name, table in window.tables.items()} == {"first_token": 3, "token_gap": 2}
     assert window.rate("errors") == 0.5
     assert Window().rate("errors") == 0.0

@@ -77,7 +77,8 @@ def run(scenario: Scenario, seed: int) -> Run:
         canary, stable = scene.run(seconds, ratio)
         now += seconds
         watcher.take(canary, stable)
-        harmed += len(canary) if slower else canary.failed.sum() - len(canary) * scenario.stable.errors
+        answers = int((~canary.shadow).sum())
+        harmed += answers if slower else canary.failed.sum() - answers * scenario.stable.errors
         looked = watcher.look(state, now)
         if looked is not None:
             judgement, move = looked
@@ -133,6 +134,7 @@ def standard_scenarios(plan: Plan, base: float, rate: float = 50.0) -> list[Scen
     """
     good = Behaviour(errors=base)
     traffic, steady = Traffic(rate=rate), Traffic(rate=rate, burst=0.0)
+    mirrored = Traffic(rate=rate, burst=0.0, shadow=1.0)
     slow_gap, slow_first = replace(good, token_gap=1.2), replace(good, first_token=1.2)
     slow = replace(slow_gap, first_token=1.2)
     errs, breaks = replace(good, errors=base + 0.02), replace(good, truncated=0.005)
@@ -145,6 +147,8 @@ def standard_scenarios(plan: Plan, base: float, rate: float = 50.0) -> list[Scen
         Scenario("both latencies +20 %", plan, good, slow, traffic, before=0.5),
         Scenario("token gap +20 %, steady traffic", plan, good, slow_gap, steady, before=0.5),
         Scenario("equal, steady traffic", plan, good, good, steady),
+        Scenario("token gap +20 %, steady traffic, mirrored", plan, good, slow_gap, mirrored, before=0.5),
+        Scenario("equal, steady traffic, mirrored", plan, good, good, mirrored),
     ]
 
 

@@ -37,12 +37,14 @@ class Traffic:
         burst: standard deviation of the logarithm of the rate.
         burst_seconds: time over which the rate keeps its value.
         tokens: of an answer, on average.
+        shadow: share of stable's requests that the canary answers too, as far as that makes it no busier than stable.
     """
 
     rate: float = 50.0
     burst: float = 0.4
     burst_seconds: float = 20.0
     tokens: float = 40.0
+    shadow: float = 0.0
 
 
 # An engine at load b (requests in flight) needs these times (1 + b / FULL); a prompt token adds to the first.
@@ -66,24 +68,34 @@ class Engine:
         self._tokens = traffic.tokens
         self._load = 0.0
 
-    def seconds(self, arrivals: list[int]) -> Floats:
-        """The load in each second, float64 [seconds], in which `arrivals` come."""
+    def seconds(
+        self, arrivals: list[int], offered: list[int] | None = None, limit: Floats | None = None
+    ) -> tuple[Floats, NDArray[np.int64]]:
+        """The load in each second, float64 [seconds], in which `arrivals` come, and the mirrored requests among them.
+
+        Args:
+            offered: requests that may be mirrored, as many as bring the load to `limit` [seconds].
+        """
         first = (FIRST_TOKEN + PROMPT_TOKEN * PROMPT_MEDIAN) * self.behaviour.first_token
         following = TOKEN_GAP * self._tokens * self.behaviour.token_gap
-        load, loads = self._load, []
-        for count in arrivals:
+        load, loads, mirrored = self._load, [], []
+        for second, count in enumerate(arrivals):
             stay = (first + following) * (1.0 + load / FULL)
             kept = exp(-1.0 / stay)
+            if offered is not None and limit is not None:
+                room = int((float(limit[second]) - load * kept) / (stay * (1.0 - kept))) - count
+                mirrored.append(min(offered[second], max(0, room)))
+                count += mirrored[-1]
             # Within a second the load goes from where it was to where this second's arrivals lead it.
             end = load * kept + count * stay * (1.0 - kept)
             loads.append(0.5 * (load + end))
             load = end
         self._load = load
-        return np.array(loads)
+        return np.array(loads), np.array(mirrored, dtype=np.int64)
 
     def serve(self, arrivals: list[int], others: Floats, random: np.random.Generator) -> Observations:
         """What comes of requests that arrive in the given numbers, second by second."""
-        return self.observe(np.array(arrivals), self.seconds(arrivals), others, random)
+        return self.observe(np.array(arrivals), self.seconds(arrivals)[0], others, random)
 
     def observe(
         self, arrivals: NDArray[np.int64], loads: Floats, others: Floats, random: np.random.Generator
@@ -111,6 +123,7 @@ class Engine:
             gap_load=load,
             others=np.repeat(others, arrivals),
             prompt_tokens=prompt,
+            shadow=np.zeros(count, dtype=bool),
         )
 
 
@@ -137,9 +150,12 @@ class Scene:
         # The mean of exp(N(0, burst)) is exp(burst^2 / 2).
         rate = traffic.rate * np.exp(np.array(rates) - traffic.burst**2 / 2)
         to_canary, to_stable = random.poisson(rate * ratio), random.poisson(rate * (1.0 - ratio))
-        canary = self._canary.seconds(to_canary.tolist())
-        stable = self._stable.seconds(to_stable.tolist())
-        return (
-            self._canary.observe(to_canary, canary, stable, random),
-            self._stable.observe(to_stable, stable, canary, random),
+        stable, _ = self._stable.seconds(to_stable.tolist())
+        offered = random.binomial(to_stable, traffic.shadow) if traffic.shadow else None
+        canary, mirrored = self._canary.seconds(
+            to_canary.tolist(), None if offered is None else offered.tolist(), stable
         )
+        seen = self._canary.observe(to_canary, canary, stable, random)
+        if offered is not None:
+            seen = seen.joined(self._canary.observe(mirrored, canary, stable, random).as_shadows())
+        return seen, self._stable.observe(to_stable, stable, canary, random)
