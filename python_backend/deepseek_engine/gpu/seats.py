@@ -59,6 +59,10 @@ class Seats:
         self._reached[seat] = row.start + len(row.token_ids)
         return seat
 
+    def seat_of(self, sequence_id: int) -> int:
+        """The seat of a sequence that was placed."""
+        return self._seats[sequence_id]
+
     def edits(self) -> tuple[list[int], list[int]]:
         """Flat places of the tables and their new values since the last call."""
         edits, self._edits = self._edits, {}

@@ -12,19 +12,16 @@ from torch import Tensor
 
 from deepseek_engine.gpu.buckets import bucket_of, decode_buckets, token_buckets
 from deepseek_engine.gpu.decoder import GpuDecoder
-from deepseek_engine.gpu.device_step import DeviceStep
-from deepseek_engine.gpu.packed_inputs import PackedInputs
-from deepseek_engine.gpu.prefill_groups import EXPANDED_TOKENS, LongRow, prefill_groups
-from deepseek_engine.gpu.sampling_seats import COLUMNS, SamplingSeats
-from deepseek_engine.gpu.seats import Seats
+from deepseek_engine.gpu.prefill_groups import EXPANDED_TOKENS
+from deepseek_engine.gpu.sampling_seats import SamplingSeats
 from deepseek_engine.gpu.step_graphs import StepGraphs
+from deepseek_engine.gpu.step_inputs import StepInputs
 from deepseek_engine.kernels import launcher, sampling_triton
 from deepseek_engine.kernels.precompile import precompile
-from deepseek_engine.kernels.step_inputs_triton import apply_edits
 from deepseek_engine.runners.prompt_logprobs import prompt_logprobs, to_host
 from deepseek_engine.sampling import LogprobTensors, gather_logprobs
 from deepseek_engine.settings import EngineSettings
-from deepseek_engine.step_plan import LAST_SAMPLED, NewSequence, RowLogprobs, StepPlan, StepResult, StepRow
+from deepseek_engine.step_plan import NewSequence, RowLogprobs, StepPlan, StepResult, StepRow
 
 GRAPH_TOKENS = 512
 """Tokens of a step that runs from graphs; longer ones are busy long enough for the host to launch them."""
@@ -32,8 +29,6 @@ CHUNK_QUERIES = 4
 """Query tokens of a prompt that the decode kernel takes at once in a step from graphs."""
 _LONG_SIZES = (1024, 2048, 4097)
 """Tokens of steps beyond the graphs: one on either side of what the tables of gates and experts tell apart."""
-EDITS = 512
-"""Entries of block tables that a captured step changes."""
 
 _CAUSES = {
     sampling_triton.NOT_NUMBERS: "the model's logits are not numbers",
@@ -106,16 +101,18 @@ class CudaRunner:
         self._cache = spec.allocate(self.num_blocks, self.block_size, self._device)
         self._context = settings.context_for(self.max_position_embeddings, self.num_blocks)
         self._rows = settings.max_num_seqs
-        # A row's own table has to fit a step, and one block more where a token is under way.
-        self._seats = Seats(self._rows, -(-self._context // self.block_size) + 1, self.block_size)
-        self._tables = torch.zeros(self._rows, self._seats.blocks, dtype=torch.int32, device=self._device)
-        # The last place is nobody's: rows that draw nothing write there.
-        self._last_tokens = torch.zeros(self._rows + 1, dtype=torch.int64, device=self._device)
         self._sampling = SamplingSeats(self._rows, self.vocab_size, self._device)
         self._graph_tokens = max(graph_tokens, self._rows)
         self._logits = torch.empty(self._rows, self.vocab_size, dtype=torch.float32, device=self._device)
         self._hidden = torch.zeros(self._rows, model.config.hidden_size, dtype=model.dtype, device=self._device)
-        self._inputs = PackedInputs(_fields(self._graph_tokens, self._rows), self._device)
+        self._inputs = StepInputs(
+            tokens=self._graph_tokens,
+            rows=self._rows,
+            context=self._context,
+            block_size=self.block_size,
+            sampling=self._sampling,
+            device=self._device,
+        )
         self._decode_sizes = decode_buckets(self._rows)
         self._token_sizes = token_buckets(self._graph_tokens)
         self.graphs: StepGraphs[tuple[Tensor, ...]] = StepGraphs(self._device)
@@ -125,7 +122,7 @@ class CudaRunner:
 
     def capture(self) -> None:
         """Capture every graph; steps until now, and those beyond the buckets, run kernel by kernel."""
-        self._fill_nothing()
+        self._send_nothing()
         with torch.inference_mode():
             for key, function in self._graph_functions():
                 self.graphs.capture(key, function)
@@ -135,19 +132,25 @@ class CudaRunner:
         """Compile what any step needs, many rows at once."""
         if self._device.type != "cuda":
             return
-        self._fill_nothing()
+        self._send_nothing()
         with launcher.recording() as rows, torch.inference_mode():
             for _, function in self._graph_functions():
                 function()
             self.longest_steps()
         # What these steps were to bring to the tables never got there.
-        self._seats = Seats(self._rows, self._seats.blocks, self.block_size)
+        self._inputs.forget()
         precompile(rows, launcher.capability(self._device))
+
+    def _send_nothing(self) -> None:
+        """Inputs of padded rows alone."""
+        self._inputs.begin()
+        self._inputs.fill_nothing()
+        self._inputs.send()
 
     @torch.inference_mode()
     def largest_graphs(self) -> None:
         """Run what graphs hold, kernel by kernel, at its largest."""
-        self._fill_nothing()
+        self._send_nothing()
         if not self.model.batch_invariant:
             self._run_tokens(self._token_sizes[-1])
         self._run_decode(self._decode_sizes[-1])
@@ -232,7 +235,7 @@ class CudaRunner:
 
     def _update(self, plan: StepPlan) -> None:
         for sequence_id in plan.finished:
-            self._seats.release(sequence_id)
+            self._inputs.release(sequence_id)
             self._sampling.remove(sequence_id)
         for sequence in plan.new:
             self._sampling.add(sequence)
@@ -241,21 +244,13 @@ class CudaRunner:
 
     def _decode(self, rows: list[StepRow], order: list[int]) -> CudaHandle:
         """Every row has one token: one graph."""
-        count = len(rows)
-        size = bucket_of(self._decode_sizes, count)
+        size = bucket_of(self._decode_sizes, len(rows))
         assert size is not None, "more rows than max_num_seqs"
-        arrays = self._inputs.begin()
-        seats = self._place(rows)
-        self._fill_tokens(arrays, rows, seats, size)
-        arrays["lengths"][:count] = arrays["positions"][:count] + 1
-        arrays["lengths"][count:size] = 0
-        arrays["query_starts"][: count + 1] = np.arange(count + 1)
-        arrays["query_starts"][count + 1 : size + 1] = count
-        arrays["table_rows"][:count] = seats
-        self._fill_draws(arrays, rows, seats, size)
-        self._send(arrays)
+        self._inputs.begin()
+        self._inputs.fill_decodes(rows, size)
+        self._inputs.send()
         hidden, tokens, status = self.graphs.run(("decode", size), eager=self._is_eager(("decode", size)))
-        return self._handle(rows, order, list(range(count)), hidden, tokens, status)
+        return self._handle(rows, order, list(range(len(rows))), hidden, tokens, status)
 
     def _short(self, rows: list[StepRow], order: list[int]) -> CudaHandle:
         """Few tokens: one graph for the model, one for the head. Prompts are decoded a few queries at a time."""
@@ -263,12 +258,10 @@ class CudaRunner:
         total = sum(len(row.token_ids) for row in ordered)
         size = bucket_of(self._token_sizes, total)
         assert size is not None
-        arrays = self._inputs.begin()
-        seats = self._place(ordered)
-        self._fill_tokens(arrays, ordered, seats, size)
-        self._fill_queries(arrays, ordered, seats, size)
-        sampled, heads = self._fill_sampled(arrays, ordered, seats)
-        self._send(arrays)
+        self._inputs.begin()
+        self._inputs.fill_short(ordered, size, CHUNK_QUERIES)
+        sampled, heads = self._fill_head(ordered)
+        self._inputs.send()
         (hidden,) = self.graphs.run(("tokens", size), eager=self._is_eager(("tokens", size)))
         return self._finish(rows, order, ordered, sampled, heads, hidden)
 
@@ -276,14 +269,22 @@ class CudaRunner:
         """Many tokens: prompts have kernels of their own."""
         self.graphs.go_without("longer than the graphs")
         ordered = [rows[index] for index in order]
-        arrays = self._inputs.begin()
-        seats = self._place(ordered)
-        step = self._long_step(arrays, ordered, seats)
-        sampled, heads = self._fill_sampled(arrays, ordered, seats)
-        self._send(arrays)
-        self._apply_edits()
+        self._inputs.begin()
+        step = self._inputs.fill_long(ordered, self._expanded if self.model.expands_keys else None)
+        sampled, heads = self._fill_head(ordered)
+        self._inputs.send()
+        self._inputs.apply_edits()
         hidden = self.model.forward(step, self._cache)
         return self._finish(rows, order, ordered, sampled, heads, hidden)
+
+    def _fill_head(self, ordered: list[StepRow]) -> tuple[list[int], int]:
+        """The places of `ordered` that draw, and the bucket of the head."""
+        sampled = [place for place, row in enumerate(ordered) if row.sample]
+        size = bucket_of(self._decode_sizes, max(len(sampled), 1))
+        assert size is not None
+        if sampled:
+            self._inputs.fill_head([ordered[place] for place in sampled], size)
+        return sampled, size
 
     def _finish(
         self,
@@ -306,174 +307,22 @@ class CudaRunner:
     # What graphs run. They read the packed inputs and write the cache and the last tokens.
 
     def _run_decode(self, size: int) -> tuple[Tensor, ...]:
-        self._apply_edits()
-        hidden = self.model.forward(self._step(size, size, 1), self._cache)
+        self._inputs.apply_edits()
+        hidden = self.model.forward(self._inputs.step(size, 1), self._cache)
         return hidden, *self._sample(hidden, size)
 
     def _run_tokens(self, size: int) -> tuple[Tensor, ...]:
-        self._apply_edits()
-        return (self.model.forward(self._step(size, size, CHUNK_QUERIES), self._cache),)
+        self._inputs.apply_edits()
+        return (self.model.forward(self._inputs.step(size, CHUNK_QUERIES), self._cache),)
 
     def _run_head(self, size: int) -> tuple[Tensor, ...]:
         return self._sample(self._hidden[:size], size)
 
     def _sample(self, hidden: Tensor, size: int) -> tuple[Tensor, Tensor]:
         logits = self.model.logits(hidden, self._logits[:size])
-        inputs = self._inputs.tensors
-        tokens, status = sampling_triton.sample(logits, self._sampling.rows(inputs, size))
-        self._last_tokens.scatter_(0, inputs["seats"][:size], tokens)
+        tokens, status = sampling_triton.sample(logits, self._inputs.sampling_rows(size))
+        self._inputs.keep(tokens, size)
         return tokens, status
-
-    def _step(self, tokens: int, sequences: int, queries: int) -> DeviceStep:
-        inputs = self._inputs.tensors
-        return DeviceStep(
-            token_ids=inputs["token_ids"][:tokens],
-            sources=inputs["sources"][:tokens],
-            last_tokens=self._last_tokens,
-            positions=inputs["positions"][:tokens],
-            slots=inputs["slots"][:tokens],
-            lengths=inputs["lengths"][:sequences],
-            query_starts=inputs["query_starts"][: sequences + 1],
-            table_rows=inputs["table_rows"][:sequences],
-            tables=self._tables,
-            block_size=self.block_size,
-            max_queries=queries,
-            num_decoded=tokens,
-        )
-
-    def _apply_edits(self) -> None:
-        inputs = self._inputs.tensors
-        apply_edits(self._tables, inputs["edit_places"], inputs["edit_values"])
-
-    # Filling the inputs.
-
-    def _place(self, rows: list[StepRow]) -> list[int]:
-        present = {row.sequence_id for row in rows}
-        return [self._seats.place(row, present) for row in rows]
-
-    def _fill_tokens(self, arrays: dict[str, Any], rows: list[StepRow], seats: list[int], size: int) -> None:
-        tokens, sources, positions, slots = self._numbers(rows, seats)
-        count = len(tokens)
-        arrays["token_ids"][:count] = tokens
-        arrays["sources"][:count] = sources
-        arrays["positions"][:count] = positions
-        arrays["slots"][:count] = slots
-        arrays["token_ids"][count:size] = 0
-        arrays["sources"][count:size] = -1
-        arrays["positions"][count:size] = 0
-        arrays["slots"][count:size] = -1
-
-    def _numbers(self, rows: list[StepRow], seats: list[int]) -> tuple[list[int], list[int], list[int], list[int]]:
-        """Of each token its id, the seat whose last token it is (then the id is 0) or -1, its position and its slot."""
-        tokens: list[int] = []
-        sources: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        size = self.block_size
-        for row, seat in zip(rows, seats, strict=True):
-            start, count = row.start, len(row.token_ids)
-            tokens += row.token_ids
-            if row.token_ids[-1] == LAST_SAMPLED:
-                tokens[-1] = 0
-                sources += [-1] * (count - 1)
-                sources.append(seat)
-            else:
-                sources += [-1] * count
-            if count == 1:
-                positions.append(start)
-                slots.append(row.block_table[start // size] * size + start % size)
-            else:
-                positions += range(start, start + count)
-                slots += self._seats.slots(row, start + count)[start:].tolist()
-        return tokens, sources, positions, slots
-
-    def _fill_queries(self, arrays: dict[str, Any], rows: list[StepRow], seats: list[int], size: int) -> None:
-        """Each row as decoded sequences of a few queries."""
-        starts, lengths, tables = [0], [], []
-        for row, seat in zip(rows, seats, strict=True):
-            count = len(row.token_ids)
-            for first in range(0, count, CHUNK_QUERIES):
-                stop = min(first + CHUNK_QUERIES, count)
-                starts.append(starts[-1] + stop - first)
-                lengths.append(row.start + stop)
-                tables.append(seat)
-        count = len(lengths)
-        arrays["query_starts"][: count + 1] = starts
-        arrays["query_starts"][count + 1 : size + 1] = starts[-1]
-        arrays["lengths"][:count] = lengths
-        arrays["lengths"][count:size] = 0
-        arrays["table_rows"][:count] = tables
-        arrays["table_rows"][count:size] = 0
-
-    def _fill_sampled(self, arrays: dict[str, Any], ordered: list[StepRow], seats: list[int]) -> tuple[list[int], int]:
-        """The places of `ordered` that draw, and the bucket of the head."""
-        sampled = [place for place, row in enumerate(ordered) if row.sample]
-        size = bucket_of(self._decode_sizes, max(len(sampled), 1))
-        assert size is not None
-        if sampled:
-            self._fill_draws(arrays, [ordered[place] for place in sampled], [seats[place] for place in sampled], size)
-        return sampled, size
-
-    def _fill_draws(self, arrays: dict[str, Any], rows: list[StepRow], seats: list[int], size: int) -> None:
-        drawn = [row.sample for row in rows]
-        masks = {place: row.token_mask for place, row in enumerate(rows) if row.token_mask is not None}
-        self._sampling.fill(arrays, [row.sequence_id for row in rows], drawn, masks, size)
-        places = [seat if row.sample else self._rows for row, seat in zip(rows, seats, strict=True)]
-        arrays["seats"][: len(rows)] = places
-        arrays["seats"][len(rows) : size] = self._rows
-
-    def _fill_nothing(self) -> None:
-        """Send padded rows alone."""
-        arrays = self._inputs.begin()
-        for array in arrays.values():
-            array[:] = 0
-        for name in ("slots", "sources", "edit_places", "draws", "penalty_rows", "mask_rows"):
-            arrays[name][:] = -1
-        arrays["seats"][:] = self._rows
-        self._inputs.send()
-
-    def _send(self, arrays: dict[str, Any]) -> None:
-        """Send the inputs. Changes of the tables that do not fit beside them go first, on their own."""
-        places, values = self._seats.edits()
-        if len(places) > EDITS:
-            numbers = torch.tensor((places, values), dtype=torch.int32).to(self._device, non_blocking=True)
-            apply_edits(self._tables, numbers[0], numbers[1])
-            places, values = [], []
-        count = len(places)
-        arrays["edit_places"][:count] = places
-        arrays["edit_places"][count:] = -1
-        arrays["edit_values"][:count] = values
-        self._inputs.send()
-
-    def _long_step(self, arrays: dict[str, Any], ordered: list[StepRow], seats: list[int]) -> DeviceStep:
-        tokens, sources, positions, slots = self._numbers(ordered, seats)
-        numbers = torch.tensor((tokens, positions, slots), dtype=torch.int64).to(self._device, non_blocking=True)
-        decoded = sum(len(row.token_ids) == 1 for row in ordered)
-        arrays["lengths"][:decoded] = [row.start + 1 for row in ordered[:decoded]]
-        arrays["query_starts"][: decoded + 1] = np.arange(decoded + 1)
-        arrays["table_rows"][:decoded] = seats[:decoded]
-        long_rows = []
-        first = decoded
-        for row, seat in zip(ordered[decoded:], seats[decoded:], strict=True):
-            long_rows.append(LongRow(row, first, seat))
-            first += len(row.token_ids)
-        inputs = self._inputs.tensors
-        limit = self._expanded if self.model.expands_keys else None
-        return DeviceStep(
-            token_ids=numbers[0],
-            sources=torch.tensor(sources, dtype=torch.int32).to(self._device, non_blocking=True),
-            last_tokens=self._last_tokens,
-            positions=numbers[1],
-            slots=numbers[2],
-            lengths=inputs["lengths"][:decoded],
-            query_starts=inputs["query_starts"][: decoded + 1],
-            table_rows=inputs["table_rows"][:decoded],
-            tables=self._tables,
-            block_size=self.block_size,
-            max_queries=1,
-            num_decoded=decoded,
-            prefill=prefill_groups(long_rows, self._seats, self._device, limit),
-        )
 
     def _is_eager(self, key: tuple[str, int]) -> bool:
         """Whether a step runs kernel by kernel: as told, or because a graph knows tensors that were replaced."""
@@ -547,23 +396,3 @@ def _sent(parts: LogprobTensors) -> LogprobTensors:
         parts.logprobs.to("cpu", non_blocking=True),
         parts.ranks.to("cpu", non_blocking=True),
     )
-
-
-def _fields(tokens: int, rows: int) -> dict[str, tuple[torch.dtype, int]]:
-    """The packed inputs: of tokens, of decoded sequences, of rows that draw, and changes of the block tables."""
-    return {
-        "token_ids": (torch.int64, tokens),
-        "positions": (torch.int64, tokens),
-        "slots": (torch.int64, tokens),
-        "sources": (torch.int32, tokens),
-        "lengths": (torch.int32, tokens),
-        "query_starts": (torch.int32, tokens + 1),
-        "table_rows": (torch.int32, tokens),
-        "seats": (torch.int64, rows),
-        "draws": (torch.int32, rows),
-        "mask_rows": (torch.int32, rows),
-        "edit_starts": (torch.int32, rows + 1),
-        **{name: (dtype, rows) for name, (dtype, _) in COLUMNS.items()},
-        "edit_places": (torch.int32, EDITS),
-        "edit_values": (torch.int32, EDITS),
-    }
