@@ -17,13 +17,14 @@ from random_checkpoints import random_token_ids
 from runner_pair import agree, device_model, device_runner, new, reference_model, row
 
 pytestmark = needs_device
-SETTINGS = EngineSettings(num_blocks=32, max_num_seqs=4, max_num_batched_tokens=64)
+COUNT = 64 if ON_GPU else 3
+SETTINGS = EngineSettings(num_blocks=COUNT, max_num_seqs=COUNT, max_num_batched_tokens=512)
 PARAMS = SamplingParams(temperature=0, logprobs=4, prompt_logprobs=2)
-PROMPTS = [random_token_ids(length, length) for length in (6, 5, 3)]
-TABLES = [[4], [9], [1]]
+PROMPTS = [random_token_ids(6 - place % 4, place) for place in range(COUNT)]
+TABLES = [[COUNT - 1 - place] for place in range(COUNT)]
 
 
-def told(runner: CudaRunner | TorchRunner, present: list[int], forced: list[int]) -> list[RowLogprobs]:
+def told(runner: CudaRunner, present: list[int], forced: list[int]) -> list[RowLogprobs]:
     """What the first sequence is told of its prompt and of the tokens that follow, which are `forced`."""
     fresh = [new(place, PROMPTS[place], PARAMS) for place in present]
     chunks = [row(place, PROMPTS[place], 0, TABLES[place]) for place in present]
@@ -45,7 +46,7 @@ def test_numbers_are_the_same_bits_alone_and_beside_others(
     model = device_model(checkpoint_folder("v3"), layers, dtype, batch_invariant=True)
     alone = told(device_runner(model, SETTINGS), [0], [12, 40])
     # The product that the interpreter takes a tile's by rounds by a row's place in it, which tensor cores do not.
-    beside = [2, 0, 1] if ON_GPU else [0, 2, 1]
+    beside = [*range(40, COUNT), *range(40)] if ON_GPU else [0, 2, 1]
     assert told(device_runner(model, SETTINGS), beside, [12, 40]) == alone
 
 
