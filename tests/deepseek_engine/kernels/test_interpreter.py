@@ -10,7 +10,13 @@ import pytest
 pytest.importorskip("triton")
 
 ENGINE = Path(__file__).parents[1]
-FILES = sorted([*ENGINE.glob("kernels/test_*_triton.py"), *ENGINE.glob("runners/test_cuda*.py")])
+FILES = sorted(
+    [
+        *ENGINE.glob("kernels/test_*_triton.py"),
+        *ENGINE.glob("gpu/test_*_triton.py"),
+        *ENGINE.glob("runners/test_cuda*.py"),
+    ]
+)
 
 
 @pytest.mark.timeout(1200)
