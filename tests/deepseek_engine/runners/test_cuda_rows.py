@@ -242,9 +242,9 @@ def test_more_sequences_are_known_than_run_at_once(checkpoint_folder: Callable[[
 
 
 def test_tables_longer_than_a_steps_edits_arrive(checkpoint_folder: Callable[[str], Path], monkeypatch) -> None:
-    from deepseek_engine.runners import cuda
+    from deepseek_engine.gpu import step_inputs
 
-    monkeypatch.setattr(cuda, "EDITS", 3)
+    monkeypatch.setattr(step_inputs, "EDITS", 3)
     pair = RunnerPair(checkpoint_folder("v3"), layers=1, graph_tokens=64, num_blocks=16)
     prompt = random_token_ids(50, 3)
     pair.step(row(0, prompt, 0, [9, 4, 7, 2]), row(1, [5], 0, [1]), new=[new(0, prompt), new(1, [5])])
