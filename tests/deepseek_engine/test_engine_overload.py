@@ -40,7 +40,7 @@ def refusal(engine: Engine, *arguments: object, **params: object) -> RequestErro
 def test_a_full_queue_refuses_and_takes_again_when_there_is_room() -> None:
     engine = engine_with(max_num_waiting=2)
     for name in ("a", "b"):
-        engine.add(toy_request(name, [1, 2], max_tokens=3))
+        engine.add(toy_request(name, [1, 2], max_tokens=3, ignore_eos=True))
     assert "2 sequences wait already" in refusal(engine, "c", [1], max_tokens=1).message
     assert engine.stats().refused == 1
     engine.step()

@@ -99,7 +99,11 @@ def toy_engine(
 def toy_request(
     identity: str, prompt: list[int], *, output_ids: list[int] | None = None, **changes: Any
 ) -> EngineRequest:
-    """A request with `changes` to its sampling parameters, or to its priority and salt."""
+    """A request with `changes` to its sampling parameters, or to its priority and salt.
+
+    It draws the same tokens at every run: a request without a seed ends at once now and then.
+    """
+    changes.setdefault("seed", 1)
     own = {name: changes.pop(name) for name in ("priority", "salt") if name in changes}
     return EngineRequest(identity, prompt, SamplingParams(**changes), output_ids=output_ids or [], **own)
 
