@@ -49,7 +49,7 @@ class Growth:
         start, end: of the line through it.
         noise: median distance of a sample from that line.
         allowed: rise that is no growth.
-        whole: from its first sample to its last.
+        whole: from its first samples to its last, the median of three each.
     """
 
     name: str
@@ -90,7 +90,9 @@ def growth(name: str, points: Sequence[tuple[float, float]], each: Mapping[str, 
     left = each[max(fitting, key=len)] if (fitting := [prefix for prefix in each if name.startswith(prefix)]) else 0.0
     first, final = kept[0][0], kept[-1][0]
     allowed = max(ALLOWED.get(name.split()[0], ALLOWED_OTHERWISE), NOISES * noise, left * (final - first))
-    return Growth(name, level + slope * first, level + slope * final, noise, allowed, kept[-1][1] - kept[0][1])
+    # One odd sample at either end turns nothing.
+    begin, end = (statistics.median(value for _, value in part) for part in (kept[:3], kept[-3:]))
+    return Growth(name, level + slope * first, level + slope * final, noise, allowed, end - begin)
 
 
 def growths(samples: Sequence[tuple[int, Mapping[str, float]]], each: Mapping[str, float]) -> list[Growth]:

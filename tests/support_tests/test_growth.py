@@ -4,7 +4,7 @@ import random
 
 import pytest
 from growth import PER_CYCLE, PER_REQUEST, growth, growths, table
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 ROUTER = "resident MiB of router"
@@ -60,6 +60,8 @@ def test_a_saw_tooth_is_no_growth() -> None:
 
 
 @given(st.integers(0, 40), st.floats(-1e4, 1e4))
+@example(0, -1e3)
+@example(40, 1e3)
 def test_one_odd_sample_turns_nothing(index: int, value: float) -> None:
     points = series(0.0, noise=0.1)
     points[10 + index] = points[10 + index][0], value
