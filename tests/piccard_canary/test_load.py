@@ -1,8 +1,11 @@
 """The load of a version while a request ran, and what the log has of it."""
 
+from collections.abc import Iterator
+
 import pytest
 from canary_fakes import HandClock, Play, Scene
 from piccard_canary.load import AttemptLoad, LoadMeter
+from piccard_canary.protocols import Frame
 from piccard_contract.request import GenerateRequest
 
 
@@ -50,8 +53,17 @@ def test_a_request_that_never_began_has_no_load() -> None:
     assert load.sending() is None
 
 
-def test_the_line_has_it(request_: GenerateRequest) -> None:
+def test_the_line_has_it(request_: GenerateRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene({1: Play(tokens=4), 2: Play(tokens=4)}, traffic_ratio=0.0)
+    frames = scene.versions.open
+
+    def slow(version: int, request: GenerateRequest, outputs: frozenset[str]) -> Iterator[Frame]:
+        for frame in frames(version, request, outputs):
+            # Over no time there is no mean.
+            scene.clock.now += 0.1
+            yield frame
+
+    monkeypatch.setattr(scene.versions, "open", slow)
     scene.run(request_)
     line = scene.lines[0]
 
