@@ -86,6 +86,14 @@ class Availability:
             self._looked_at = self._clock()
             return self._snapshot
 
+    def look(self) -> Snapshot:
+        """The versions now; what `snapshot` hands out grows no younger by it.
+
+        Who looks now and then, without a request, must not have the next request see what was before.
+        """
+        with self._lock:
+            return self._look()
+
     def process(self, version: int) -> int | None:
         """The living process of `version`, looked up at once; None where there is none."""
         return holder_pid(self._service.process_lock(version_owner(version)))

@@ -172,6 +172,7 @@ class RouterModel:
         self._completions = Completions()
         self._breakers = Breakers(self._counters, service.process_lock("probe"))
         self._budget = FallbackBudget()
+        self._availability = availability
         self._loaded = lambda: availability.snapshot().ready
         cancels = CancelDesk(client, _log_error)
         meter = LoadMeter(time.monotonic)
@@ -254,7 +255,7 @@ class RouterModel:
         policy = self._process.policy.current()
         limits = policy.breaker
         self._shadows.follow(policy)
-        self._breakers.states(self._loaded(), limits)
+        self._breakers.states(self._availability.look().ready, limits)
         self._breakers.share(sections, self._process.owner, limits)
         self._budget.share(sections, self._process.owner)
         known = self._state.known()

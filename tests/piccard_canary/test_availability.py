@@ -111,6 +111,15 @@ def test_a_look_is_good_for_a_moment(home: Home) -> None:
     assert home.availability.snapshot().ready == {1: LoadedVersion(1, os.getpid())}
 
 
+def test_who_looks_without_a_request_keeps_none_from_the_news(home: Home) -> None:
+    assert home.ready() == set()
+    home.clock.now += 0.051
+    assert home.availability.look().ready == {}
+    home.load(1)
+
+    assert set(home.availability.snapshot().ready) == {1}
+
+
 def test_hashes_and_process_are_told(home: Home) -> None:
     home.load(1, tokenizer_hash="t", template_hash="c")
 
