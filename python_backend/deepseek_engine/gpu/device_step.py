@@ -68,7 +68,3 @@ class DeviceStep:
     num_decoded: int
     """Tokens that the decode kernel attends to."""
     prefill: list[PrefillGroup] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.token_ids.shape[0]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType, MappingProxyType
-from typing import Any
 
 AMPERE, ADA, HOPPER = 80, 89, 90
 ARCHITECTURES = (AMPERE, ADA, HOPPER)
@@ -228,8 +227,3 @@ def nearest_architecture(capability: int) -> int | None:
     """The declared architecture whose binaries run on a device of `capability` (8.6 runs those of 8.0)."""
     candidates = [arch for arch in ARCHITECTURES if arch <= capability and arch // 10 == capability // 10]
     return max(candidates, default=None)
-
-
-def constants(kernel: Kernel, values: Mapping[str, Any]) -> dict[str, int]:
-    """The constexprs in the kernel's order."""
-    return {name: values[name] for name in kernel.constants}
