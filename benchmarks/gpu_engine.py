@@ -11,7 +11,8 @@ each weight once, of the experts those that were touched, and the latent cache, 
 same run. Processes of their own measure what would disturb each other:
 
     interactive  start, streams                     the default profile, Triton's cache empty
-    bulk         decode, generate, prefill, first, trace, filtered, long
+    bulk         decode, generate, prefill, first, tail, trace, filtered, long
+    invariant    invariant                          decoding in the batch-invariant mode
     transformers transformers                       its generate on the same folder
 
 Figures are appended to gpu_engine.jsonl as they come; a section that breaks its process costs that section alone.
@@ -31,7 +32,8 @@ from whole_engine.results import Log, assemble, read, table, unfinished
 
 GROUPS = {
     "interactive": ["start", "streams"],
-    "bulk": ["decode", "generate", "prefill", "first", "trace", "filtered", "long"],
+    "bulk": ["decode", "generate", "prefill", "first", "tail", "trace", "filtered", "long"],
+    "invariant": ["invariant"],
     "transformers": ["transformers"],
 }
 ALL = [name for names in GROUPS.values() for name in names]

@@ -37,7 +37,12 @@ class Built:
 
 
 def build_engine(
-    folder: Path, device: torch.device, settings: EngineSettings, memory: float | str | None = None
+    folder: Path,
+    device: torch.device,
+    settings: EngineSettings,
+    memory: float | str | None = None,
+    *,
+    batch_invariant: bool = False,
 ) -> Built:
     """The engine over a checkpoint, warm.
 
@@ -48,7 +53,7 @@ def build_engine(
     on_gpu = device.type == "cuda"
     with timed(seconds, "weights", device):
         before = _allocated(device)
-        model = _load(folder, device)
+        model = _load(folder, device, batch_invariant)
         weights = _allocated(device) - before
     with timed(seconds, "runner", device):
         total = torch.cuda.get_device_properties(device).total_memory if on_gpu else 2**32
@@ -61,7 +66,7 @@ def build_engine(
     return Built(engine, runner, model, settings, seconds)
 
 
-def _load(folder: Path, device: torch.device) -> Any:
+def _load(folder: Path, device: torch.device, batch_invariant: bool) -> Any:
     if device.type != "cuda":
         return load_model(folder, dtype=torch.bfloat16, device=str(device))
     from deepseek_engine.gpu.decoder import load_gpu_model
@@ -69,7 +74,7 @@ def _load(folder: Path, device: torch.device) -> Any:
     config = load_config(folder)
     if not isinstance(config, DeepseekConfig):
         raise ValueError(f"{folder} holds a {config.architecture}, which no device kernels run; make it again")
-    return load_gpu_model(folder, config, dtype=torch.bfloat16, device=str(device))
+    return load_gpu_model(folder, config, dtype=torch.bfloat16, device=str(device), batch_invariant=batch_invariant)
 
 
 def _allocated(device: torch.device) -> int:

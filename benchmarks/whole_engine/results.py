@@ -84,7 +84,7 @@ def rows_of(lines: Iterable[dict[str, Any]]) -> list[Row]:
         if "row" in line:
             row = Row(**line["row"])
             latest[row.section, row.case] = row
-    return [*latest.values(), *_against_transformers(latest)]
+    return [*latest.values(), *_against_transformers(latest), *_price_of_invariance(latest)]
 
 
 # Batch to times transformers' tokens a second.
@@ -111,6 +111,14 @@ def _against_transformers(rows: dict[tuple[str, str], Row]) -> Iterable[Row]:
             tokens_per_second=ours.value,
             details={"transformers": best.value, "transformers_case": best.case},
         )
+
+
+def _price_of_invariance(rows: dict[tuple[str, str], Row]) -> Iterable[Row]:
+    """A step of the batch-invariant mode over a usual one, of each batch."""
+    for (section, case), row in rows.items():
+        usual = rows.get(("decode", case))
+        if section == "invariant" and usual is not None and row.ms and usual.ms:
+            yield Row("invariant", f"{case}, over usual", row.ms / usual.ms, "x", ms=row.ms)
 
 
 _COLUMNS = ("section", "what", "figure", "unit", "target", "peer", "verdict", "ms", "floor ms", "tokens/s")

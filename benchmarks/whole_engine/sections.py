@@ -165,6 +165,16 @@ def section_decode(bench: Bench) -> None:
         _tell_routing(bench, batch, routing, row.details["experts_assumed"])
 
 
+def section_invariant(bench: Bench) -> None:
+    """The same in the batch-invariant mode, whose cost is its step over the decode section's of the same batch."""
+    sizes = bench.sizes
+    for batch in sizes.batches:
+        if not bench.may_begin(f"invariant, batch {batch}"):
+            continue
+        found, routing = _decoded(bench, batch, sizes.prompt, sizes.window, turns=sizes.turns, windows=1)
+        bench.log.add(_decode_row(bench, "invariant", batch, f"{sizes.prompt}-token prompts", found, routing))
+
+
 def section_long(bench: Bench) -> None:
     """The same after long prompts: one prefill, consecutive windows."""
     sizes = bench.sizes
@@ -296,10 +306,24 @@ def section_first(bench: Bench) -> None:
             bench.log.add(Row("first", f"{length}-token prompt", value, "ms", "less", target, peer, details=details))
 
 
-def _first_tokens(bench: Bench, count: int, length: int) -> list[float]:
+def section_tail(bench: Bench) -> None:
+    """Prefill of a prompt that is a little longer than a multiple of every tile, over one that is such a multiple."""
+    sizes = bench.sizes
+    if not bench.may_begin("tail"):
+        return
+    even, odd = sizes.long_prompt, sizes.long_prompt + 16
+    turns = [(_first_tokens(bench, 1, even, turns=1)[0], _first_tokens(bench, 1, odd, turns=1)[0]) for _ in range(9)]
+    seconds = [statistics.median(each) for each in zip(*turns, strict=True)]
+    value = (seconds[1] / odd) / (seconds[0] / even)
+    details = {"seconds": turns}
+    case = f"{odd} tokens over {even}, per token"
+    bench.log.add(Row("tail", case, value, "x", "less", 1.08, ms=seconds[1] * 1e3, details=details))
+
+
+def _first_tokens(bench: Bench, count: int, length: int, turns: int | None = None) -> list[float]:
     """Seconds until each of `count` fresh prompts has its first token; one more turn before is not counted."""
     times = []
-    for _ in range(bench.sizes.turns + 1):
+    for _ in range((turns or bench.sizes.turns) + 1):
         with Streams(bench.built.engine) as streams:
             prompts = bench.prompts.draw(count, length)
             synchronize(bench.device)
@@ -445,7 +469,9 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "generate": section_generate,
     "prefill": section_prefill,
     "first": section_first,
+    "tail": section_tail,
     "trace": section_trace,
     "filtered": section_filtered,
     "long": section_long,
+    "invariant": section_invariant,
 }

@@ -72,7 +72,7 @@ def make_weights(work: Work) -> None:
     print(f"weights of {size / 1e9:.1f} GB made in {seconds:.1f} s", flush=True)
 
 
-def serve(work: Work, group: str, settings: EngineSettings) -> None:
+def serve(work: Work, group: str, settings: EngineSettings, *, batch_invariant: bool = False) -> None:
     """Build an engine and run the sections on it.
 
     Where "start" is one of them, the time from the process's start to the first token is a figure, and the rate of
@@ -87,7 +87,7 @@ def serve(work: Work, group: str, settings: EngineSettings) -> None:
     with timed(seconds, "device", work.device):
         torch.zeros(1, device=work.device)
     measured = 0.0 if tell_start else copy_rate(work.device, work.sizes.copy_bytes)
-    built = build_engine(work.folder, work.device, settings, work.memory)
+    built = build_engine(work.folder, work.device, settings, work.memory, batch_invariant=batch_invariant)
     prompts = Prompts(built.runner.vocab_size, seed=work.seed)
     with timed(seconds, "first token", work.device), Streams(built.engine) as streams:
         streams.add(prompts.draw(1, work.sizes.prompt), 1)
@@ -174,14 +174,22 @@ def interactive(work: Work) -> None:
 
 def bulk(work: Work) -> None:
     """Everything else of the engine. A step takes as many prompt tokens as fit, whether others decode or not."""
-    settings = profile(
+    serve(work, "bulk", _bulk_settings(work))
+
+
+def invariant(work: Work) -> None:
+    """Decoding with fixed tiles and splits."""
+    serve(work, "invariant", _bulk_settings(work), batch_invariant=work.device.type == "cuda")
+
+
+def _bulk_settings(work: Work) -> EngineSettings:
+    return profile(
         "throughput",
         on_gpu=work.device.type == "cuda",
         enable_prefix_caching=False,
         max_model_len=work.sizes.max_model_len,
         prefill_chunk=8192,
     )
-    serve(work, "bulk", settings)
 
 
 def transformers_generate(work: Work) -> None:
@@ -231,5 +239,6 @@ WORKERS = {
     "make": make_weights,
     "interactive": interactive,
     "bulk": bulk,
+    "invariant": invariant,
     "transformers": transformers_generate,
 }
