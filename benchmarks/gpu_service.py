@@ -15,6 +15,7 @@ Weights are made once, in --folder, while demo runs. Figures are appended to gpu
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ import tritonclient.grpc.aio as grpcclient
 from deepseek_engine.text.tokenizer import Tokenizer
 from piccard.home_init import init_home
 from piccard.installation import demo_checkpoint
+from piccard.mps import is_on, pipe_folder
 from piccard.server_log import server_log
 from piccard_contract.version_file import Precision, VersionFile
 from piccard_server import RunningServer
@@ -360,7 +362,9 @@ def _guarded(course: Course, section: str, run: Callable[[], None]) -> None:
 def finish(course: Course) -> None:
     """The result file, and the table last."""
     lines = read([course.log.path])
-    written, rows = assemble(lines, course.options.out, "gpu_service")
+    # Versions that compute at once and versions that take turns are two results.
+    name = "gpu_service-mps" if any(line.get("header", {}).get("mps") for line in lines) else "gpu_service"
+    written, rows = assemble(lines, course.options.out, name)
     for told in unfinished(lines):
         print(told)
     print(f"-- {written}")
@@ -378,7 +382,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     course.log.path.unlink(missing_ok=True)
     settings = ("shape", "layers", "memory", "streams", "prompt", "tokens", "window", "seed")
-    course.log.write(header={"card": card.name(), **{name: getattr(options, name) for name in settings}})
+    told = {"card": card.name(), "mps": is_on(pipe_folder(os.environ))}
+    course.log.write(header={**told, **{name: getattr(options, name) for name in settings}})
     weights = Weights(options) if "roll" in options.sections else None
     try:
         with tempfile.TemporaryDirectory(prefix="piccard-bench-") as folder:

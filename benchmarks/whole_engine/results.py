@@ -84,7 +84,9 @@ def rows_of(lines: Iterable[dict[str, Any]]) -> list[Row]:
         if "row" in line:
             row = Row(**line["row"])
             latest[row.section, row.case] = row
-    return [*latest.values(), *_against_transformers(latest), *_price_of_invariance(latest)]
+    for row in [*_against_transformers(latest), *_price_of_invariance(latest)]:
+        latest[row.section, row.case] = row
+    return list(latest.values())
 
 
 # Batch to times transformers' tokens a second.

@@ -59,7 +59,7 @@ def test_sections_after_a_broken_one_run(weights: Path, tmp_path: Path, monkeypa
         ("interactive", ["start", "streams"]),
         ("interactive", ["streams"]),
         ("bulk", gpu_engine.GROUPS["bulk"]),
-        ("bulk", ["prefill", "first", "trace", "filtered", "long"]),
+        ("bulk", ["prefill", "first", "tail", "trace", "filtered", "long"]),
         ("transformers", ["transformers"]),
     ]
     assert [told.split(":")[0] for told in unfinished(lines)] == ["failed start", "failed generate", "failed long"]

@@ -120,3 +120,21 @@ def test_every_operator_of_a_model_is_seen(family: str, checkpoint_folder: Any) 
     attention = {"paged_attention"} if family in ("llama", "qwen3") else {"mla_attention", "moe_experts", "moe_gate"}
     # A family that was forgotten in the table of references would miss here.
     assert {operator for operator, _ in dispatch.served} >= attention | {"linear", "rms_norm", "rope", "swiglu"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_card_a_fallback_has_the_time_it_took() -> None:
+    device, dispatch = torch.device("cuda", torch.cuda.current_device()), Dispatch()
+    x, weight = torch.ones(4096, 8192, device=device), torch.ones(8192, device=device)
+
+    def forward(batch: Any, cache: Any) -> torch.Tensor:
+        return swiglu(torch.cat([rms_norm(x, weight, 1e-6)] * 2, dim=-1))
+
+    watch = watch_on(dispatch, device)
+    for _ in range(WATCHED_STEPS):
+        watch.forward(forward, None, None)  # type: ignore[arg-type]
+    assert dispatch.served.keys() == {("rms_norm", REFERENCE), ("swiglu", REFERENCE)}
+    # The least that reading x once takes, 128 MiB at less than 100 TB/s; a clock that stands still shows nothing.
+    assert all(served.seconds is not None and 1e-6 < served.seconds < 1.0 for served in dispatch.served.values())
+    assert sum(dispatch.fallbacks.values()) == 2 * WATCHED_STEPS
