@@ -519,9 +519,7 @@ def decode_case(batch: int, length: int, heads: int) -> dict[str, torch.Tensor]:
     }
 
 
-def decode_plan(
-    case: dict[str, torch.Tensor], heads: int, tiling: mla_decode_triton.Tiling
-) -> mla_decode_triton.DecodePlan:
+def decode_plan(case: dict[str, torch.Tensor], heads: int, row: Variant) -> mla_decode_triton.DecodePlan:
     return mla_decode_triton.decode_plan(
         case["lengths"],
         case["starts"],
@@ -531,7 +529,7 @@ def decode_plan(
         rank=512,
         rotary=64,
         dtype=DTYPE,
-        variant=tiling.variant(64),
+        variant=row,
     )
 
 
@@ -559,10 +557,13 @@ def section_decode(report: Report) -> None:
         case = decode_case(batch, length, heads)
         moved = batch * (length * 1152 + heads * (576 + 512) * 2)
         done = batch * length * heads * 2 * (2 * 512 + 64)
-        for tiling in DECODE_16 if heads == 16 else DECODE_128:
+        rows = {tiling.name: tiling.variant(64) for tiling in (DECODE_16 if heads == 16 else DECODE_128)}
+        if heads > 16:
+            rows |= {row.name: row for row in mla_decode_triton.MLA_DECODE_WIDE.variants}
+        for name, row in rows.items():
 
-            def measure(tiling: mla_decode_triton.Tiling = tiling) -> None:
-                plan = decode_plan(case, heads, tiling)
+            def measure(name: str = name, row: Variant = row) -> None:
+                plan = decode_plan(case, heads, row)
 
                 def run() -> torch.Tensor:
                     return mla_decode_triton.mla_decode(case["q"], case["q_pe"], case["plane"], plan, 0.1)[0]
@@ -571,7 +572,7 @@ def section_decode(report: Report) -> None:
                 report.add(
                     "decode",
                     f"{batch} x {length}, {heads} heads",
-                    tiling.name,
+                    name,
                     timed([run]),
                     moved,
                     done,
@@ -579,7 +580,7 @@ def section_decode(report: Report) -> None:
                     torch_error=plain,
                 )
 
-            report.attempt("decode", f"{batch} x {length}, {heads}", tiling.name, measure)
+            report.attempt("decode", f"{batch} x {length}, {heads}", name, measure)
         case.clear()
 
 

@@ -129,6 +129,16 @@ def require(table: Table, like: Tensor, dims: Mapping[str, int]) -> Variant:
     return choice.variant
 
 
+def find(table: Table, like: Tensor, dims: Mapping[str, int]) -> Variant | None:
+    """The row for a tensor's device and dtype of a kernel that another one stands in for, or None."""
+    return _found(table, _capability(like.device), _dtype_name(like.dtype), tuple(dims.items()))
+
+
+@lru_cache(maxsize=4096)
+def _found(table: Table, capability: int, dtype: str, dims: tuple[tuple[str, int], ...]) -> Variant | None:
+    return DISPATCH.seek(table, capability, dtype, dict(dims)).variant
+
+
 @lru_cache(maxsize=4096)
 def _chosen(table: Table, capability: int, dtype: str, dims: tuple[tuple[str, int], ...]) -> Choice:
     """A step asks once a layer, and a table has dozens of rows. So it is recorded once a shape, not once a launch."""

@@ -18,6 +18,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.interpreter import InterpretedFunction
 
 from deepseek_engine.kernels.variants import HOPPER, Kernel, Variant
@@ -49,7 +50,8 @@ def source(kernel: Kernel, variant: Variant, dtype: str, architecture: int) -> A
     order = list(signature)
     attributes = {(order.index(name),): [["tt.divisibility", kernel.alignment(name)]] for name in kernel.divisible}
     constants = {(order.index(name),): value for name, value in constexprs.items()}
-    return ASTSource(function, signature, constants, attributes)
+    kind = GluonASTSource if function.is_gluon() else ASTSource
+    return kind(function, signature, constants, attributes)
 
 
 def constants_of(kernel: Kernel, variant: Variant, architecture: int) -> dict[str, int]:

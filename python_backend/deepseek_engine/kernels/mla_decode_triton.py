@@ -21,7 +21,7 @@ Bytes: (rank + rope) a cached token; operations: 2 heads (2 rank + rope) a token
 memory, with 128 by arithmetic (H200).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from deepseek_engine.kernels import launcher
 from deepseek_engine.kernels.chaining import follow
-from deepseek_engine.kernels.dispatch import require
+from deepseek_engine.kernels.dispatch import find, require
 from deepseek_engine.kernels.variants import ADA, AMPERE, HOPPER, Kernel, LaunchPlan, Step, Table, Variant, ceil_div
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -417,6 +417,7 @@ TILINGS = (
     # What little local memory there is is written before and read after the loop over tiles, not in it.
     Tiling("rows16_sm90", 16, 64, 4, 3, (HOPPER,), (1, 16), sequences=(64, 2**20), pages=(64, 0)),
     Tiling("rows16_few_sm90", 16, 64, 8, 3, (HOPPER,), (1, 16)),
+    # Where MLA_DECODE_WIDE has no row.
     Tiling("rows64_sm90", 64, 64, 8, 2, (HOPPER,), _ANY, stack_bytes=64),
     Tiling("rows16_sm80", 16, 32, 8, 4, (AMPERE,), _ANY),
     Tiling("rows16_sm89", 16, 32, 8, 3, (ADA,), _ANY, stack_bytes=8),
@@ -480,7 +481,30 @@ MLA_MERGE = Table(
         for rank, warps in ((64, 1), (128, 1), (256, 2), (512, 4))
     ),
 )
-TABLES = (SCHEDULE, MLA_DECODE, MLA_MERGE)
+MLA_DECODE_WIDE = Table(
+    replace(
+        MLA_DECODE.kernel,
+        name="mla_decode_wide",
+        entry="deepseek_engine.kernels.mla_decode_gluon:mla_decode_wide_kernel",
+        constants=("RANK", "ROTARY", "BLOCK_ROWS", "TILE"),
+    ),
+    (
+        Variant(
+            "mla_decode_wide",
+            "rows64_page64",
+            {"RANK": 512, "ROTARY": 64, "BLOCK_ROWS": 64, "TILE": 64},
+            num_warps=8,
+            architectures=(HOPPER,),
+            when={"rows": (17, 2**20), "page": (64, 64), "rank": (512, 512), "rotary": (64, 64)},
+            # Addresses of what comes before and after the loop over tiles, none of it in the loop.
+            stack_bytes=96,
+            wide_tiles=True,
+        ),
+    ),
+)
+"""MLA_DECODE's twin for many heads."""
+_KERNELS = {table.kernel.name: table.kernel for table in (MLA_DECODE, MLA_DECODE_WIDE)}
+TABLES = (SCHEDULE, MLA_DECODE, MLA_DECODE_WIDE, MLA_MERGE)
 PLAN = LaunchPlan(
     "mla_decode",
     (
@@ -494,7 +518,8 @@ PLAN = LaunchPlan(
         "part_lse": "4 * (workers + sequences) * ceil_div(rows, BLOCK_ROWS) * BLOCK_ROWS",
     },
 )
-"""The schedule runs once a step; the other two once a layer. Workspaces are over the decode row's constants."""
+"""The schedule runs once a step; the other two once a layer. Workspaces are over the decode row's constants. Where
+MLA_DECODE_WIDE has a row, it is launched in mla_decode's place with the same grid."""
 PLANS = (PLAN,)
 
 
@@ -579,17 +604,7 @@ def decode_plan(
     device = lengths.device
     rows, sequences = heads * max_queries, lengths.shape[0]
     probe = torch.empty(0, dtype=dtype, device=device)
-    row = variant or require(
-        MLA_DECODE,
-        probe,
-        {
-            "rows": rows,
-            "sequences": 1 if fixed_tokens else sequences,
-            "page": page,
-            "rank": rank,
-            "rotary": rotary,
-        },
-    )
+    row = variant or _row(probe, rows, 1 if fixed_tokens else sequences, page, rank, rotary)
     row_blocks = ceil_div(rows, row.constants["BLOCK_ROWS"])
     split_tiles = ceil_div(ceil_div(fixed_tokens, FIXED_SPLITS), row.constants["TILE"])
     if split_tiles:
@@ -614,6 +629,13 @@ def decode_plan(
     )
     plan.schedule()
     return plan
+
+
+def _row(probe: Tensor, rows: int, sequences: int, page: int, rank: int, rotary: int) -> Variant:
+    dims = {"rows": rows, "sequences": sequences, "page": page, "rank": rank, "rotary": rotary}
+    # The interpreter knows the plain language alone.
+    wide = None if launcher.interpreting() else find(MLA_DECODE_WIDE, probe, dims)
+    return wide or require(MLA_DECODE, probe, dims)
 
 
 def mla_decode(
@@ -644,7 +666,7 @@ def mla_decode(
         "rank": rank,
     }
     launcher.launch(
-        MLA_DECODE.kernel,
+        _KERNELS[row.kernel],
         row,
         PLAN.steps[1].blocks(dims, row),
         shared

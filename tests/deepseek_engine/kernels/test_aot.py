@@ -37,12 +37,16 @@ KERNELS_WITHOUT_COPIES = {
 """Their loads go to registers; every other kernel feeds tensor cores and must copy asynchronously."""
 
 
+ONLY_ON_HOPPER = {"mla_decode_wide"}
+"""Others of the kind stand in for them elsewhere."""
+
+
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.kernel.name)
 def test_every_row_keeps_its_promises(table: Table, architecture: int) -> None:
     rows = [row for row in table.variants if architecture in row.architectures]
-    assert rows, "a kernel is declared for every architecture"
+    assert bool(rows) == (architecture >= HOPPER or table.kernel.name not in ONLY_ON_HOPPER)
     faults = {}
     for row in rows:
         binary = aot.compile_variant(table.kernel, row, "bf16", architecture)

@@ -179,3 +179,33 @@ def test_offsets_past_two_to_the_31st() -> None:
     exact = case.exact(0.3)[0]
     out, _ = kernels.mla_decode(case.q, case.q_pe, plane, case.plan(), 0.3)
     assert relative_error(out, exact) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=dtype_name)
+@pytest.mark.parametrize(
+    ("lengths", "queries", "heads"),
+    [
+        ([1, 65, 4111, 700, 64], [1, 1, 1, 1, 1], 128),
+        ([1, 65, 4111, 700, 128], [1, 3, 1, 8, 2], 128),
+        ([8, 200], [8, 8], 16),
+        ([129, 0, 5000], [1, 1, 1], 33),
+        ([20000], [1], 64),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("workers", [None, 1, 5, 300])
+def test_many_heads_by_hand(
+    workers: int | None, lengths: list[int], queries: list[int], heads: int, dtype: torch.dtype
+) -> None:
+    case = Case(lengths, queries, heads, 512, 64, 64, dtype, poison=float("nan"))
+    assert case.plan().variant.kernel == "mla_decode_wide"
+    # However often: what a copy is late for differs from time to time.
+    for _ in range(3):
+        check(case, workers=workers)
+
+
+@pytest.mark.gpu
+def test_many_heads_by_hand_in_fixed_splits() -> None:
+    case = Case([1, 65, 4111, 700, 64], [1, 1, 1, 1, 1], 128, 512, 64, 64, torch.bfloat16)
+    check(case, fixed_tokens=8192)
