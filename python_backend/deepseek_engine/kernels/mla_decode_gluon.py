@@ -26,6 +26,16 @@ _WIDE = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0]))
 _NARROW = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0]))
 _SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 32, 16]))
 _OUTPUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 256, 16]))
+# Of [rows, 2]: a thread has what its rows of _SCORES have in both groups of warps.
+_HALVES = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[8, 0], [0, 1]],
+        lane_bases=[[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0], [0, 0]],
+        block_bases=[],
+        shape=[64, 2],
+    )
+)
 _SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 16))
 
 
@@ -46,6 +56,14 @@ def copy_tile(latents, keys, cache_ptr, page, count, RANK: gl.constexpr, ROTARY:
     entries = cache_ptr + page.to(gl.int64) * (latents.shape[0] * STRIDE)
     copy_rows(latents, entries, STRIDE, count, _WIDE)
     copy_rows(keys, entries + RANK, STRIDE, count, _NARROW)
+
+
+@gluon.jit
+def row_max(scores):
+    """The largest of each row of _SCORES, with one barrier where `max` takes two: the groups of warps swap halves."""
+    halves = gl.max(gl.reshape(scores, [scores.shape[0], 2, scores.shape[1] // 2]), axis=2)
+    both = gl.max(gl.convert_layout(halves, _HALVES), axis=1)
+    return gl.convert_layout(both, gl.SliceLayout(1, _SCORES), assert_trivial=True)
 
 
 @gluon.jit
@@ -128,7 +146,6 @@ def mla_decode_wide_kernel(
                 weight = gl.zeros([BLOCK_ROWS, TILE], gl.float32, _SCORES)
                 acc = gl.zeros([BLOCK_ROWS, RANK], gl.float32, _OUTPUT)
                 async_copy.wait_group(1)
-                hopper.fence_async_shared()
                 gl.thread_barrier()
                 s = gl.zeros([BLOCK_ROWS, TILE], gl.float32, _SCORES)
                 s = hopper.warpgroup_mma(query, latents.index(0).permute((1, 0)), s, is_async=True)
@@ -140,7 +157,7 @@ def mla_decode_wide_kernel(
                     s = s * (scale * LOG2_E)
                     position = j * TILE + place
                     s = gl.where(gl.expand_dims(position, 0) < gl.expand_dims(visible, 1), s, float("-inf"))
-                    new_peak = gl.maximum(peak, gl.max(s, axis=1))
+                    new_peak = gl.maximum(peak, row_max(s))
                     # Where nothing has been visible yet the peak is -inf, and -inf less -inf is no number.
                     shift = gl.where(new_peak == float("-inf"), 0.0, new_peak)
                     p = gl.exp2(s - gl.expand_dims(shift, 1))
@@ -150,8 +167,9 @@ def mla_decode_wide_kernel(
                     weight = weight * gl.expand_dims(fade, 1) + p
                     weights.store(p.to(DTYPE))
                     acc = acc * gl.expand_dims(gl.convert_layout(fade, gl.SliceLayout(1, _OUTPUT)), 1)
-                    async_copy.wait_group(0)
                     hopper.fence_async_shared()
+                    async_copy.wait_group(0)
+                    # Next to the wait, or the compiler adds one of its own.
                     gl.thread_barrier()
                     acc = hopper.warpgroup_mma(weights, latents.index(slot), acc, is_async=True)
                     # After the last tile these are scores of zeros, for nothing.
