@@ -2,9 +2,11 @@
 
 The verdicts and the course are those of `piccard rollout`. Traffic is 50 requests a second whose rate wanders, and
 latencies grow with the load of each version; base error rates are 0.1 % (steps of 4 minutes) and 1 % (10 minutes).
-Prints a line a scenario and keeps all in results/rollout.json.
+Prints a line a scenario and keeps all in results/rollout.json. `--only` runs the scenarios whose names hold a text, and
+keeps the results of the others.
 
     python benchmarks/rollout.py --runs 1000
+    python benchmarks/rollout.py --runs 1000 --only "token gap +20 %, base 1 %"
 """
 
 import argparse
@@ -22,6 +24,8 @@ from piccard.rollout.synthetic import Behaviour, Scene, Traffic
 from piccard_canary.rollout.plan import Plan
 
 RESULTS = Path(__file__).parent / "results"
+
+_WITHOUT = "token gap of an equal canary over stable's, without strata"
 
 # Base error rate -> seconds of a step.
 BASES = {0.001: 240.0, 0.01: 600.0}
@@ -55,23 +59,25 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--runs", type=int, default=1000)
     arguments.add_argument("--processes", type=int, default=os.cpu_count())
+    arguments.add_argument("--only", default="", metavar="TEXT")
     given = arguments.parse_args()
-    results: dict[str, Any] = {
-        "token gap of an equal canary over stable's, without strata": {
-            f"{100 * share:g} %": round(without_strata(share, 20), 3) for share in (0.05, 0.25, 0.5)
-        }
-    }
+    path = RESULTS / "rollout.json"
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if given.only else {}
+    if given.only in _WITHOUT:
+        results[_WITHOUT] = {f"{100 * share:g} %": round(without_strata(share, 20), 3) for share in (0.05, 0.25, 0.5)}
+    RESULTS.mkdir(exist_ok=True)
     with ProcessPoolExecutor(given.processes) as pool:
         for base, interval in BASES.items():
             for scenario in standard_scenarios(plan_for(interval), base):
                 name = f"{scenario.name}, base {100 * base:g} %"
+                if given.only not in name:
+                    continue
                 results[name] = found = measured(scenario, given.runs, pool)
                 ends = {key: found[key] for key in ("promoted", "aborted", "rolled_back", "waits_for_a_person")}
                 print(
                     name, ends, f"caught {found.get('caught', '-')}", f"{found['simulated_in_seconds']} s", flush=True
                 )
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "rollout.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+                path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

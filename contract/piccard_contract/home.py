@@ -121,6 +121,11 @@ class Service:
         return self.state_folder / "rollout.json"
 
     @property
+    def golden_prompts(self) -> Path:
+        """The golden prompts by which a rollout compares log-probabilities; without it there are built-in ones."""
+        return self.state_folder / "golden.jsonl"
+
+    @property
     def live_state(self) -> Path:
         """The memory-mapped state file."""
         return self.state_folder / "live.state"

@@ -272,6 +272,21 @@ METRICS: tuple[MetricSpec, ...] = (
         "1 while a process is dead and not started any more, after too many starts that were no use.",
         "supervisor",
     ),
+    MetricSpec(
+        "piccard_rollout_verdict",
+        "gauge",
+        ("service", "version", "metric", "verdict"),
+        "1 for what the last look at a rollout says of a metric of the canary: pass, fail or inconclusive; else 0.",
+        "supervisor",
+    ),
+    MetricSpec(
+        "piccard_rollout_figure",
+        "gauge",
+        ("service", "version", "metric"),
+        "What a rollout compares, of canary and stable: a share of requests, a median in seconds (_p99: that quantile),"
+        " median tokens a second, or mean log-probability of golden prompts; 0 where no rollout is under way.",
+        "supervisor",
+    ),
 )
 
 METRIC_SPECS = {spec.name: spec for spec in METRICS}

@@ -1,5 +1,6 @@
 """Rollouts on a real server: a canary that errs is taken back, a good one is promoted though controllers are killed."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -20,10 +21,9 @@ TOKENS = 3
 CLIENTS = 4
 
 # Machines that run tests are slow for their own reasons: latencies fail nobody here.
+_CHANGES: dict[str, dict[str, float]] = {"proportion": {"margin": 0.3}, "logprob": {}}
 _RULES = {
-    name: rule.model_copy(
-        update={"margin": 0.3} if rule.kind == "proportion" else {"least": 1000.0, "proved_from": NEVER}
-    ).model_dump()
+    name: rule.model_copy(update=_CHANGES.get(rule.kind, {"least": 1000.0, "proved_from": NEVER})).model_dump()
     for name, rule in default_metrics().items()
 }
 
@@ -116,6 +116,9 @@ def test_a_rollout_outlives_its_controllers(fresh_server: Callable[..., RunningS
         server.serve_again()
         promoted = wait_phase(server, "promoted", "aborted", "rolled_back", "paused")
     assert promoted["phase"] == "promoted", promoted
+    # The same words have the same log-probability in every scripted version.
+    line = next(text for text in server.service.audit_log.read_text().splitlines()[::-1] if '"promoting"' in text)
+    assert json.loads(line)["to"]["metrics"]["golden_logprob"]["verdict"] == "pass"
     assert server.state().stable == 2
     assert server.state().previous == 1
     assert policy(server) == (None, 0.0)

@@ -12,7 +12,9 @@ from piccard.policy_store import load_policy
 from piccard.rollout.commands import start
 from piccard.rollout.controller import Controller
 from piccard.rollout.store import RolloutStore
+from piccard.rollout.synthetic import Behaviour, golden_of
 from piccard_canary.rollout.course import ENDED, Phase, RolloutState
+from piccard_canary.rollout.golden import GoldenComparison
 from piccard_canary.rollout.plan import Plan, default_metrics
 from write_points import Killed
 
@@ -42,11 +44,26 @@ PLAN = Plan(
 REQUESTS = 60
 
 
+class KnownGolden:
+    """Stands for piccard.rollout.golden_watch.GoldenWatch, which asks a real server."""
+
+    def __init__(self, comparison: GoldenComparison | None) -> None:
+        self._comparison = comparison
+
+    def look(self) -> GoldenComparison | None:
+        return self._comparison
+
+    def close(self) -> None:
+        pass
+
+
 class RolloutScene:
     """Version 2 is rolled out beside version 1.
 
     Attributes:
         errors: share of the requests of the canary that fail from now on.
+        golden: what both versions make of golden prompts, of those who are asked from now on.
+        asked: how often they were asked.
         kills: how often the controller was killed.
         said: what controllers told.
         ratios: every ratio of policy.yaml that was met between two ticks.
@@ -58,6 +75,8 @@ class RolloutScene:
         self.store = RolloutStore(world.service)
         self.now = BEGINNING
         self.errors = 0.0
+        self.golden: GoldenComparison | None = golden_of(Behaviour(), seed=0)
+        self.asked = 0
         self.kills = 0
         self.said: list[str] = []
         self.ratios: list[float] = []
@@ -75,7 +94,9 @@ class RolloutScene:
     def controller(self) -> Controller:
         """The one that lives; a new one where the last was killed."""
         if self._controller is None:
-            self._controller = Controller(self.service, self.said.append, operate=self._operate, clock=lambda: self.now)
+            self._controller = Controller(
+                self.service, self.said.append, operate=self._operate, golden=self._ask, clock=lambda: self.now
+            )
         return self._controller
 
     def close(self) -> None:
@@ -131,10 +152,16 @@ class RolloutScene:
 
     def _line(self, version: int, *, failed: bool, decision: str) -> str:
         at = datetime.fromtimestamp(self.now + 1.0, UTC).isoformat(timespec="milliseconds")
-        known = {"at": at, "decision": decision, "version": version, "prompt_tokens": 10, "others": 1}
+        known = {"at": at, "decision": decision, "version": version, "others": 1}
+        known |= {"prompt_tokens": 10, "completion_tokens": 5}
         times = {"first_token_s": 0.1, "token_gap_s": 0.01, "first_load": 4.2, "gap_load": 4.2}
         attempts = [{"version": version, "code": "INTERNAL"}] if failed else []
         return json.dumps(known | times | {"code": "INTERNAL" if failed else "OK", "attempts": attempts}) + "\n"
+
+    def _ask(self, state: RolloutState) -> KnownGolden:
+        assert (state.canary, state.stable) == (2, 1)
+        self.asked += 1
+        return KnownGolden(self.golden)
 
     @contextmanager
     def _operate(self) -> Iterator[Operation]:

@@ -37,8 +37,11 @@ def read_secret(path: Path) -> str:
         return make_secret(path)
 
 
-def own_claims(service: Service) -> GatewayClaims | None:
+def own_claims(service: Service, priority: int = 0) -> GatewayClaims | None:
     """What the service's own requests are signed with, so that no tenant pays for them and none keeps them out.
+
+    Args:
+        priority: lower goes first; callers have 0 unless the gateway says otherwise.
 
     None where no server has made the secret, or it cannot be read: such a request counts as nobody's.
     """
@@ -46,7 +49,7 @@ def own_claims(service: Service) -> GatewayClaims | None:
         secret = service.gateway_secret.read_bytes().strip()
     except OSError:
         return None
-    return GatewayClaims(tenant=OWN_TENANT).sign(secret) if secret else None
+    return GatewayClaims(tenant=OWN_TENANT, priority=priority).sign(secret) if secret else None
 
 
 def secret_problem(path: Path) -> str | None:

@@ -1,11 +1,11 @@
-"""Asks a version for tokens: golden prompts after a load, and one token for /readyz."""
+"""Asks a version for tokens: golden prompts after a load and in a rollout, and one token for /readyz."""
 
 from __future__ import annotations
 
 import json
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ GOLDEN_PROMPTS = (
 )
 GOLDEN_TOKENS = 8
 
+_NO_EXTENSIONS = RequestExtensions()
+
 
 class ProbeError(OperationError):
     """A version did not answer as a good one does."""
@@ -29,12 +31,13 @@ class ProbeError(OperationError):
 
 @dataclass(slots=True)
 class Answer:
-    """What a generation gave."""
+    """What a generation gave; `details` holds the keys of all its responses."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     status: dict[str, Any] = field(default_factory=dict)
     served_version: int | None = None
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 def probe_version(address: str, service: Service, version: int, timeout: float) -> None:
@@ -66,19 +69,23 @@ def probe_version(address: str, service: Service, version: int, timeout: float) 
 def generate_once(
     address: str,
     model: str,
-    prompt: str,
+    prompt: str | Sequence[Mapping[str, Any]],
     max_tokens: int,
     timeout: float,
     *,
     version: int | None = None,
     parameters: Mapping[str, str] | None = None,
     claims: GatewayClaims | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    extensions: RequestExtensions = _NO_EXTENSIONS,
 ) -> Answer:
     """One greedy generation over a gRPC stream.
 
     Args:
+        prompt: a text, or the messages of a chat.
         timeout: seconds.
         claims: in whose name.
+        sampling: further sampling parameters.
 
     Raises:
         ProbeError: the server refuses it, or it is not over in `timeout` seconds.
@@ -94,7 +101,7 @@ def generate_once(
         try:
             client.async_stream_infer(
                 model,
-                _inputs(prompt, max_tokens, claims),
+                _inputs(prompt, max_tokens, sampling or {}, extensions.model_copy(update={"gateway": claims})),
                 model_version="" if version is None else str(version),
                 enable_empty_final_response=True,
                 parameters=dict(parameters or {}),
@@ -115,18 +122,23 @@ def generate_once(
     return answer
 
 
-def _inputs(prompt: str, max_tokens: int, claims: GatewayClaims | None) -> list[Any]:
+def _inputs(
+    prompt: str | Sequence[Mapping[str, Any]],
+    max_tokens: int,
+    sampling: Mapping[str, Any],
+    extensions: RequestExtensions,
+) -> list[Any]:
     import numpy as np
     import tritonclient.grpc
 
-    sampling = json.dumps({"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True})
-    extensions = RequestExtensions(gateway=claims).model_dump_json(exclude_defaults=True)
+    told = json.dumps({"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **sampling})
+    kind, text = ("text_input", prompt) if isinstance(prompt, str) else ("messages", json.dumps(prompt))
     inputs = []
     for name, datatype, value in (
-        ("text_input", "BYTES", np.array([prompt.encode()], dtype=object)),
+        (kind, "BYTES", np.array([text.encode()], dtype=object)),
         ("stream", "BOOL", np.array([True])),
-        ("sampling_parameters", "BYTES", np.array([sampling.encode()], dtype=object)),
-        ("extensions", "BYTES", np.array([extensions.encode()], dtype=object)),
+        ("sampling_parameters", "BYTES", np.array([told.encode()], dtype=object)),
+        ("extensions", "BYTES", np.array([extensions.model_dump_json(exclude_defaults=True).encode()], dtype=object)),
     ):
         tensor = tritonclient.grpc.InferInput(name, [1], datatype)
         tensor.set_data_from_numpy(value)
@@ -151,6 +163,8 @@ def _take(answer: Answer, result: Any, error: Any) -> bool:
         answer.token_ids += [int(token) for token in tokens]
     if (status := result.as_numpy("status")) is not None:
         answer.status = json.loads(status[0])
+    if (details := result.as_numpy("details")) is not None:
+        answer.details |= json.loads(details[0])
     if (version := result.as_numpy("served_version")) is not None:
         answer.served_version = int(version[0])
     return not result.get_response().parameters["triton_final_response"].bool_param

@@ -30,6 +30,7 @@ from piccard.readiness import Readiness
 from piccard.restarts import end_signals
 from piccard.revival_counts import RevivalCounts
 from piccard.rollout.keeper import Keeper
+from piccard.rollout.samples import RolloutSamples
 from piccard.server_log import put_aside, server_log
 from piccard.server_process import AdoptedServer, Server
 from piccard.server_settings import ServerSettings
@@ -69,6 +70,7 @@ class Supervisor:
         self._locks: list[ProcessLock] = []
         self._sections: list[tuple[LiveState, SectionWriter]] = []
         self._services: list[Service] = []
+        self._rollouts: list[RolloutSamples] = []
         self._phase = "starting"
         self._trouble = ""
         self._started_at = time.time()
@@ -143,6 +145,7 @@ class Supervisor:
             self._locks.append(lock)
             state = LiveState(service.live_state, service.run_folder)
             self._sections.append((state, state.writer(OWNER)))
+            self._rollouts.append(RolloutSamples(service))
             self._services.append(service)
 
     def _health_server(self) -> HealthServer:
@@ -338,8 +341,8 @@ class Supervisor:
                 "services": [service.name for service in self._services],
             },
         )
-        for service, (_, section) in zip(self._services, self._sections, strict=True):
-            samples = self._counts.samples(service.name, given_up)
+        for service, (_, section), rollout in zip(self._services, self._sections, self._rollouts, strict=True):
+            samples = self._counts.samples(service.name, given_up) + rollout.now()
             section.publish(report.model_copy(update={"samples": samples}).model_dump(mode="json"))
 
     def _idle(self) -> bool:

@@ -87,6 +87,7 @@ def _measured(line: dict[str, Any]) -> Observation:
         gap_load=_number(line, "gap_load"),
         others=float(line.get("others", 0)),
         prompt_tokens=int(line.get("prompt_tokens", 0)),
+        completion_tokens=int(line.get("completion_tokens", 0)),
     )
 
 

@@ -22,6 +22,7 @@ class Observation:
         others: requests of other versions in flight when it began.
         prompt_tokens: of its prompt.
         shadow: it was mirrored, and nobody was answered: its latencies count, and it is no request.
+        completion_tokens: of its answer.
     """
 
     failed: bool = False
@@ -34,6 +35,7 @@ class Observation:
     others: float = 0.0
     prompt_tokens: int = 0
     shadow: bool = False
+    completion_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Observations:
     others: NDArray[np.float64]
     prompt_tokens: NDArray[np.float64]
     shadow: NDArray[np.bool_]
+    completion_tokens: NDArray[np.float64]
 
     @classmethod
     def of(cls, rows: Iterable[Observation]) -> Self:

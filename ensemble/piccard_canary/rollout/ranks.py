@@ -77,7 +77,7 @@ def rank_score(strata: Strata, bins: int) -> Score:
     "On the combination of independent two sample tests of Wilcoxon", Bulletin of the ISI 37). Value / variance then is
     12 (P(canary > stable) - 1/2), whatever the numbers.
     """
-    canary, stable = _shifted(strata.canary, bins), strata.stable
+    canary, stable = _occupied(_shifted(strata.canary, bins), strata.stable)
     m, n = canary.sum(axis=1), stable.sum(axis=1)
     both = (m + n).astype(np.float64)
     below = np.cumsum(stable, axis=1) - stable
@@ -131,6 +131,12 @@ def quantile_bin(table: Table, quantile: float) -> int:
 def bins_of(factor: float) -> int:
     """Whole bins next to a factor, such as 1.05."""
     return round(log(factor) / log(BIN_RATIO))
+
+
+def _occupied(canary: Table, stable: Table) -> tuple[Table, Table]:
+    """Both without the bins that are empty in all strata of both; the order of what is left is the same."""
+    used = canary.any(axis=0) | stable.any(axis=0)
+    return canary[:, used], stable[:, used]
 
 
 def _shifted(table: Table, bins: int) -> Table:

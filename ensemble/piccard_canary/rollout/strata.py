@@ -13,6 +13,9 @@ LOAD_EDGES = 2.0 ** (np.arange(0, 41) / 4)
 # Tokens.
 PROMPT_EDGES = np.array([64.0, 256.0, 1024.0, 4096.0])
 
+# Tokens of an answer, for what is measured over whole requests: the wait for the first one is spread over all.
+ANSWER_EDGES = np.array([2.0, 8.0, 32.0, 128.0, 512.0])
+
 # Versions of one machine share it: whether the others have a request in flight is a condition too.
 OTHERS_BUSY = 0.5
 
@@ -22,6 +25,7 @@ SHORTEST = 0.0005
 VALUE_BINS = 260
 
 STRATA = (len(LOAD_EDGES) + 1) * (len(PROMPT_EDGES) + 1) * 2
+ANSWER_STRATA = STRATA * (len(ANSWER_EDGES) + 1)
 
 
 def stratum_of(
@@ -31,6 +35,12 @@ def stratum_of(
     cell = np.searchsorted(LOAD_EDGES, load, side="right") * (len(PROMPT_EDGES) + 1)
     cell = (cell + np.searchsorted(PROMPT_EDGES, prompt, side="right")) * 2
     return np.asarray(cell + (others >= OTHERS_BUSY), dtype=np.int64)
+
+
+def answer_stratum_of(strata: NDArray[np.int64], answer: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Number of the stratum, [n], of whole requests: of `strata`, [n], by the tokens of the answer, [n]."""
+    cell = strata * (len(ANSWER_EDGES) + 1) + np.searchsorted(ANSWER_EDGES, answer, side="right")
+    return np.asarray(cell, dtype=np.int64)
 
 
 def value_bin(seconds: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -7,11 +7,13 @@ from math import exp, log
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from piccard_canary.rollout.plan import MetricRule, Plan
+from piccard_canary.rollout.golden import GoldenComparison
+from piccard_canary.rollout.paired import chance_above, upper_bound
+from piccard_canary.rollout.plan import FACTORS, MetricRule, Plan
 from piccard_canary.rollout.proportions import Trial, excess_bound, log_evidence
 from piccard_canary.rollout.ranks import Score, Strata, bins_of, quantile_bin, rank_score, ratio_estimate, tail_score
 from piccard_canary.rollout.strata import bin_seconds
-from piccard_canary.rollout.window import LATENCIES, Window
+from piccard_canary.rollout.window import LATENCIES, THROUGHPUT, Window
 
 
 class Verdict(StrEnum):
@@ -27,12 +29,14 @@ class MetricVerdict(BaseModel):
 
     Attributes:
         required: whether the step needs its pass.
-        canary, stable: rates, or medians in seconds over comparable strata (of a tail the 99th percentile).
-        difference: points by which the rate is higher, or the factor by which the latency is longer.
-        bound: of a proportion, the upper confidence bound of the difference.
+        canary, stable: rates, medians over comparable strata in seconds (of a tail the 99th percentile) or in tokens a
+            second, or mean log-probabilities.
+        difference: points by which the rate is higher, the factor by which the latency is longer, that by which fewer
+            tokens come in a second, or by how much the log-probability is lower.
+        bound: of a proportion or log-probability, the upper confidence bound of the difference.
         evidence: against equality: probability of as much under equality is at most exp(-evidence).
         needed: the evidence at which it fails.
-        pairs: latencies: requests in strata that could be compared.
+        pairs: requests in strata that could be compared, or golden prompts.
         why: one sentence.
     """
 
@@ -48,6 +52,11 @@ class MetricVerdict(BaseModel):
     needed: float = 0.0
     pairs: int | None = None
     why: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether `canary` and `stable` are figures of anything."""
+        return self.bound is not None or bool(self.pairs)
 
 
 class Counts(BaseModel):
@@ -86,15 +95,23 @@ class Judgement(BaseModel):
     counts: Counts = Field(default_factory=Counts)
 
 
-def judge(plan: Plan, ratio: float, past: Sequence[Counts], canary: Window, stable: Window) -> Judgement:
+def judge(
+    plan: Plan,
+    ratio: float,
+    past: Sequence[Counts],
+    canary: Window,
+    stable: Window,
+    golden: GoldenComparison | None = None,
+) -> Judgement:
     """The verdict over a step in which both versions have traffic.
 
     Args:
         ratio: the canary's share.
         past: the steps before; their evidence counts on.
         canary, stable: what was seen in this step.
+        golden: what both make of the golden prompts; None where that is not known yet.
     """
-    strata = {name: Strata.shared(canary.tables[name], stable.tables[name]) for name in LATENCIES}
+    strata = {name: Strata.shared(canary.tables[name], stable.tables[name]) for name in (*LATENCIES, THROUGHPUT)}
     counts = counts_of(plan, canary, stable, strata)
     steps = [*past, counts]
     metrics: dict[str, MetricVerdict] = {}
@@ -102,17 +119,20 @@ def judge(plan: Plan, ratio: float, past: Sequence[Counts], canary: Window, stab
         required = ratio >= rule.proved_from
         if rule.kind == "proportion":
             trials = [step.trial(name) for step in steps]
-            metrics[name] = _proportion(plan, rule, trials, trials[-1], required=required)
+            metrics[name] = _proportion(plan, name, trials, trials[-1], required=required)
+        elif rule.kind == "logprob":
+            metrics[name] = _golden(plan, name, golden, required=required)
         else:
             scores = [step.score(name) for step in steps]
-            metrics[name] = _latency(plan, name, rule, strata[name.removesuffix("_p99")], scores, required=required)
+            metrics[name] = _latency(plan, name, strata[name.removesuffix("_p99")], scores, required=required)
     return _together(plan, metrics, counts)
 
 
-def judge_alone(plan: Plan, reference: Counts, canary: Window) -> Judgement:
+def judge_alone(plan: Plan, reference: Counts, canary: Window, golden: GoldenComparison | None = None) -> Judgement:
     """The verdict while the canary has all traffic: rates against stable's in the last step that both shared.
 
     Latencies are not compared, for there is no equal load. Evidence begins anew: the reference has been used before.
+    Golden prompts are compared as ever, for both versions are loaded.
     """
     counts = Counts(
         canary_requests=canary.requests,
@@ -120,19 +140,30 @@ def judge_alone(plan: Plan, reference: Counts, canary: Window) -> Judgement:
         stable_requests=reference.stable_requests,
         stable_events=reference.stable_events,
     )
-    rules = {name: rule for name, rule in plan.metrics.items() if rule.kind == "proportion"}
-    metrics = {
-        name: _proportion(plan, rule, [counts.trial(name)], counts.trial(name), required=True)
-        for name, rule in rules.items()
-    }
+    metrics: dict[str, MetricVerdict] = {}
+    for name, rule in plan.metrics.items():
+        if rule.kind == "proportion":
+            metrics[name] = _proportion(plan, name, [counts.trial(name)], counts.trial(name), required=True)
+        elif rule.kind == "logprob":
+            metrics[name] = _golden(plan, name, golden, required=rule.proved_from <= 1.0)
     return _together(plan, metrics, counts)
+
+
+def figures(judgement: Judgement) -> dict[str, dict[str, str | float]]:
+    """Verdict and figures by metric, as the audit log keeps them; a metric without data has its verdict alone."""
+    told: dict[str, dict[str, str | float]] = {}
+    for name, metric in judgement.metrics.items():
+        told[name] = {"verdict": metric.verdict.value}
+        if metric.known:
+            told[name] |= {"canary": metric.canary, "stable": metric.stable}
+    return told
 
 
 def counts_of(plan: Plan, canary: Window, stable: Window, strata: dict[str, Strata]) -> Counts:
     """What a step leaves for those after it."""
     scores: dict[str, tuple[float, float]] = {}
     for name, rule in plan.metrics.items():
-        if rule.kind != "proportion":
+        if rule.kind in FACTORS:
             score = _score(rule, strata[name.removesuffix("_p99")], bins_of(rule.tolerated))
             scores[name] = (score.value, score.variance)
     return Counts(
@@ -144,8 +175,8 @@ def counts_of(plan: Plan, canary: Window, stable: Window, strata: dict[str, Stra
     )
 
 
-def _proportion(plan: Plan, rule: MetricRule, trials: Sequence[Trial], now: Trial, *, required: bool) -> MetricVerdict:
-    needed = -log(plan.error_budget * rule.budget)
+def _proportion(plan: Plan, name: str, trials: Sequence[Trial], now: Trial, *, required: bool) -> MetricVerdict:
+    rule, needed = plan.metrics[name], -log(plan.chance(name))
     evidence = log_evidence(trials)
     canary = _rate(now.canary_events, now.canary_requests)
     stable = _rate(now.stable_events, now.stable_requests)
@@ -173,11 +204,9 @@ def _proportion(plan: Plan, rule: MetricRule, trials: Sequence[Trial], now: Tria
     return found
 
 
-def _latency(
-    plan: Plan, name: str, rule: MetricRule, strata: Strata, scores: Sequence[Score], *, required: bool
-) -> MetricVerdict:
+def _latency(plan: Plan, name: str, strata: Strata, scores: Sequence[Score], *, required: bool) -> MetricVerdict:
+    rule, needed = plan.metrics[name], -log(plan.chance(name))
     total = sum(scores, Score())
-    needed = -log(plan.error_budget * rule.budget)
     found = MetricVerdict(
         verdict=Verdict.INCONCLUSIVE,
         required=required,
@@ -192,22 +221,59 @@ def _latency(
     found.canary, found.stable = (
         bin_seconds(quantile_bin(table, quantile)) for table in (strata.canary, strata.stable)
     )
+    what = f"{name} takes"
+    if rule.kind == "throughput":
+        found.canary, found.stable = 1.0 / found.canary, 1.0 / found.stable
+        what = f"{found.canary:.4g} tokens a second against {found.stable:.4g}: a token takes"
     score = partial(_score, rule, strata)
     if found.evidence >= needed and score(bins_of(rule.least)).value > 0:
         found.verdict = Verdict.FAIL
         found.difference = ratio_estimate(score)
         found.why = (
-            f"{name} takes {found.difference:.2f} times as long at equal load, by chance in "
-            f"{_chance(found.evidence)} at most"
+            f"{what} {found.difference:.2f} times as long at equal load, by chance in {_chance(found.evidence)} at most"
         )
     elif rule.kind == "tail":
         found.why = "nothing says that it is longer"
     elif score(bins_of(rule.margin)).z < -plan.confidence:
         found.verdict = Verdict.PASS
         found.difference = ratio_estimate(score)
-        found.why = f"at equal load less than {rule.margin:g} times as long"
+        found.why = f"at equal load {what} less than {rule.margin:g} times as long"
     else:
-        found.why = f"at equal load it may take {rule.margin:g} times as long"
+        found.why = f"at equal load {what} perhaps {rule.margin:g} times as long"
+    return found
+
+
+def _golden(plan: Plan, name: str, golden: GoldenComparison | None, *, required: bool) -> MetricVerdict:
+    """A version gives the same log-probabilities each time: the newest comparison counts alone, as one test."""
+    rule, needed = plan.metrics[name], -log(plan.chance(name))
+    found = MetricVerdict(verdict=Verdict.INCONCLUSIVE, required=required, needed=needed)
+    if golden is None or golden.problem:
+        found.why = "the golden prompts are not answered yet" if golden is None else golden.problem
+        return found
+    found.pairs = len(golden.canary)
+    canary, stable = golden.without_number()
+    if stable:
+        found.why = f"stable gives no log-probability that is a number of {stable} golden prompts of {found.pairs}"
+        return found
+    if canary:
+        found.verdict = Verdict.FAIL
+        found.why = f"no log-probability that is a number of {canary} golden prompts of {found.pairs}"
+        return found
+    drops, scale = golden.drops(), golden.bound_scale
+    least, margin = rule.least * scale, rule.margin * scale
+    found.canary, found.stable = golden.means()
+    found.difference = found.stable - found.canary
+    found.evidence = -log(chance_above(drops, least))
+    bound = found.bound = upper_bound(drops, plan.confidence)
+    told = f"{found.canary:.4f} {golden.unit} against {found.stable:.4f} over {found.pairs} golden prompts"
+    if found.evidence >= needed:
+        found.verdict = Verdict.FAIL
+        found.why = f"{told}, more than {least:.3g} lower but for a chance of {_chance(found.evidence)} at most"
+    elif bound < margin:
+        found.verdict = Verdict.PASS
+        found.why = f"{told}, less than {margin:.3g} lower"
+    else:
+        found.why = f"{told}: it may be {bound:.3g} lower, {margin:.3g} are too many"
     return found
 
 

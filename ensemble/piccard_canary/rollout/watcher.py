@@ -1,6 +1,7 @@
 """Looks at a rollout: adds up what was observed since its step began, and tells what follows."""
 
 from piccard_canary.rollout.course import ENDED, Move, Phase, RolloutState, judges_alone, next_move
+from piccard_canary.rollout.golden import GoldenComparison
 from piccard_canary.rollout.observations import Observations
 from piccard_canary.rollout.verdict import Counts, Judgement, judge, judge_alone
 from piccard_canary.rollout.window import Window
@@ -26,16 +27,17 @@ class Watcher:
         self.canary.add(canary)
         self.stable.add(stable)
 
-    def look(self, state: RolloutState, now: float) -> tuple[Judgement, Move] | None:
+    def look(self, state: RolloutState, now: float, golden: GoldenComparison | None) -> tuple[Judgement, Move] | None:
         """The verdict now and what it leads to; None in phases without a verdict.
 
         Args:
             now: Unix time.
+            golden: what both versions make of the golden prompts; None where that is not known yet.
         """
         if state.phase not in _LOOKS:
             return None
         if judges_alone(state):
-            judgement = judge_alone(state.plan, state.reference or Counts(), self.canary)
+            judgement = judge_alone(state.plan, state.reference or Counts(), self.canary, golden)
         else:
-            judgement = judge(state.plan, state.ratio, state.past, self.canary, self.stable)
+            judgement = judge(state.plan, state.ratio, state.past, self.canary, self.stable, golden)
         return judgement, next_move(state, judgement, now)

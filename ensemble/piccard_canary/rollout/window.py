@@ -6,16 +6,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piccard_canary.rollout.observations import Observations
-from piccard_canary.rollout.strata import STRATA, VALUE_BINS, stratum_of, value_bin
+from piccard_canary.rollout.strata import (
+    ANSWER_STRATA,
+    STRATA,
+    VALUE_BINS,
+    answer_stratum_of,
+    stratum_of,
+    value_bin,
+)
 
 PROPORTIONS = ("errors", "truncated", "fallback")
 LATENCIES = ("first_token", "token_gap")
+THROUGHPUT = "token_rate"
 
 Table = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 def _tables() -> dict[str, Table]:
-    return {name: np.zeros((STRATA, VALUE_BINS), dtype=np.int64) for name in LATENCIES}
+    found = {name: np.zeros((STRATA, VALUE_BINS), dtype=np.int64) for name in LATENCIES}
+    return found | {THROUGHPUT: np.zeros((ANSWER_STRATA, VALUE_BINS), dtype=np.int64)}
 
 
 @dataclass(slots=True)
@@ -25,7 +35,8 @@ class Window:
     Attributes:
         requests: how many that a client was answered, or not; mirrored ones are in the tables alone.
         events: of these, how many failed, were truncated, fell back, by the name of the proportion.
-        tables: of each latency the requests by stratum and bin of its value, int64 [strata, bins].
+        tables: of each latency, and of what a token takes of a whole request (seconds, the inverse of tokens a
+            second), the requests by stratum and bin of its value, int64 [strata, bins].
     """
 
     requests: int = 0
@@ -38,15 +49,39 @@ class Window:
         self.requests += int(np.count_nonzero(answers))
         for name, flags in zip(PROPORTIONS, (seen.failed, seen.truncated, seen.fallback), strict=True):
             self.events[name] += int(np.count_nonzero(flags & answers))
-        for name, values, load in (
-            ("first_token", seen.first_token, seen.first_load),
-            ("token_gap", seen.token_gap, seen.gap_load),
-        ):
-            known = ~(np.isnan(values) | np.isnan(load) | seen.failed)
-            cells = stratum_of(load[known], seen.prompt_tokens[known], seen.others[known]) * VALUE_BINS
-            cells += value_bin(values[known])
-            np.add.at(self.tables[name].reshape(-1), cells, 1)
+        known = ~seen.failed
+        self._count("first_token", seen.first_token, _strata(seen, seen.first_load), known)
+        self._count("token_gap", seen.token_gap, _strata(seen, seen.gap_load), known)
+        seconds, load = _whole(seen)
+        strata = answer_stratum_of(_strata(seen, load), seen.completion_tokens)
+        self._count(THROUGHPUT, seconds, strata, known)
+
+    def _count(self, name: str, values: Floats, strata: NDArray[np.int64], known: NDArray[np.bool_]) -> None:
+        known = known & ~np.isnan(values) & (strata >= 0)
+        cells = strata[known] * VALUE_BINS + value_bin(values[known])
+        np.add.at(self.tables[name].reshape(-1), cells, 1)
 
     def rate(self, name: str) -> float:
         """Share of the requests with the event `name`; 0 without requests."""
         return self.events[name] / self.requests if self.requests else 0.0
+
+
+def _strata(seen: Observations, load: Floats) -> NDArray[np.int64]:
+    """The stratum of each request, [n]; negative where its load is not known."""
+    strata = stratum_of(np.nan_to_num(load), seen.prompt_tokens, seen.others)
+    return np.where(np.isnan(load), np.int64(-ANSWER_STRATA), strata)
+
+
+def _whole(seen: Observations) -> tuple[Floats, Floats]:
+    """What a token takes of each whole request in seconds, and the mean load over it, [n] each; NaN where unknown.
+
+    A request lasts from the router's receipt to its last token. With b requests in flight a version gives b tokens in
+    the time that one of them takes (Little 1961), so at equal load this is what the version can deliver.
+    """
+    tokens = np.where(seen.completion_tokens > 0, seen.completion_tokens, np.nan)
+    several = tokens > 1
+    rest = np.where(several, seen.token_gap * (tokens - 1), 0.0)
+    whole = seen.first_token + rest
+    sent = np.where(several, seen.gap_load * rest, 0.0)
+    load = np.divide(seen.first_load * seen.first_token + sent, whole, where=whole > 0, out=np.full_like(whole, np.nan))
+    return whole / tokens, load

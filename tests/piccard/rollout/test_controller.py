@@ -1,8 +1,10 @@
 """The controller over a service whose server is a double: every way that a rollout goes, killed at every write."""
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from operated_service import OperatedService
@@ -13,7 +15,9 @@ from piccard.promote import promote
 from piccard.rollback import rollback
 from piccard.rollout.commands import abort, approve, pause, resume, start, status
 from piccard.rollout.controller import Controller
+from piccard.rollout.synthetic import Behaviour, golden_of
 from piccard_canary.rollout.course import Phase
+from piccard_canary.rollout.golden import GoldenComparison
 from piccard_canary.rollout.verdict import Verdict
 from piccard_contract.lifecycle import VersionState
 from piccard_contract.process_lock import AlreadyHeldError
@@ -132,6 +136,24 @@ def test_steps_and_figures(new_scene: NewScene) -> None:
     told = [event.what for event in scene.state().events]
     assert told[:3] == ["started beside version 1", "step 0.5", "step 1"]
     assert len(scene.state().past) == 2
+
+
+def audited(scene: RolloutScene, phase: str) -> dict[str, dict[str, Any]]:
+    """The figures in the last line of the audit log that tells of a phase."""
+    told = [json.loads(line)["to"] for line in scene.service.audit_log.read_text().splitlines()]
+    metrics: dict[str, dict[str, Any]] = [line["metrics"] for line in told if line.get("phase") == phase][-1]
+    return metrics
+
+
+def test_the_audit_log_keeps_figures(new_scene: NewScene) -> None:
+    scene = new_scene(gates=[1.0])
+    assert scene.run().phase is Phase.WAITING
+    kept = audited(scene, "waiting")
+    assert kept["errors"] == {"verdict": "pass", "canary": 0.0, "stable": 0.0}
+    # 0.1 s and four gaps of 10 ms for five tokens.
+    for version in ("canary", "stable"):
+        assert kept["token_rate"][version] == pytest.approx(5 / 0.14, rel=0.03)
+        assert kept["golden_logprob"][version] == pytest.approx(-1.0, abs=0.05)
 
 
 def test_a_canary_that_turns_bad_at_half(new_scene: NewScene) -> None:
@@ -304,3 +326,63 @@ def test_a_broken_policy_stands_in_no_ones_way(new_scene: NewScene) -> None:
     scene.controller().tick()
     scene.ratios = [0.0]
     check_aborted(scene)
+
+
+def less_likely_golden_prompts(scene: RolloutScene, fault: tuple[str, int] | None = None) -> None:
+    scene.golden = golden_of(Behaviour(golden_drop=0.5), seed=1)
+    scene.run(fault)
+    check_aborted(scene)
+
+
+def test_a_canary_that_finds_golden_prompts_less_likely_is_aborted(new_scene: NewScene) -> None:
+    scene = new_scene()
+    less_likely_golden_prompts(scene)
+    assert scene.state().ratio == 0.05
+    assert "golden_logprob: -1.5" in scene.state().reason
+    assert "nats a token against -1.0000 over 16 golden prompts" in scene.state().reason
+    kept = audited(scene, "aborting")
+    assert kept["golden_logprob"]["verdict"] == "fail"
+    assert kept["golden_logprob"]["canary"] == pytest.approx(-1.5, abs=0.05)
+
+
+def test_a_bad_answer_in_the_bake_time_rolls_back(new_scene: NewScene) -> None:
+    scene = new_scene()
+    while scene.state().phase is not Phase.BAKING:
+        scene.tick()
+    scene.golden = golden_of(Behaviour(golden_drop=0.5), seed=1)
+    scene.tick()
+    assert scene.state().phase is Phase.ROLLED_BACK, scene.said
+    assert scene.world.store.read().stable == 1
+
+
+def test_golden_prompts_are_asked_once_a_step(new_scene: NewScene) -> None:
+    scene = new_scene(interval=100.0)
+    for _ in range(5):
+        scene.tick()
+    assert scene.state().step == 0
+    # Once before its ratio was set, when nothing is asked yet, and once for the step itself.
+    assert scene.asked == 2
+
+
+@pytest.mark.parametrize("golden", [None, GoldenComparison(problem="version 2 does not answer golden prompt 3: no")])
+def test_without_answers_to_golden_prompts_a_person_is_asked(
+    new_scene: NewScene, golden: GoldenComparison | None
+) -> None:
+    scene = new_scene()
+    scene.golden = golden
+    state = scene.run()
+    assert (state.phase, state.step) == (Phase.PAUSED, 0)
+    told = golden.problem if golden else "the golden prompts are not answered yet"
+    assert state.reason == f"neither pass nor fail in 3 intervals: golden_logprob: {told}"
+    approve(scene.service)
+    scene.tick()
+    assert load_policy(scene.service).traffic_ratio == 0.5
+
+
+def test_bad_golden_prompts_are_told_at_the_start(new_scene: NewScene) -> None:
+    scene = new_scene()
+    abort(scene.service, "")
+    scene.tick()
+    scene.service.golden_prompts.write_text('{"text": "a"}\n')
+    with pytest.raises(OperationError, match=r"golden.jsonl, line 1: continuation: Field required"):
+        start(scene.world.operation(), 2, PLAN)

@@ -12,7 +12,7 @@ def line(**values: Any) -> dict[str, Any]:
     """A request that version 2 answered."""
     served = {"first_token_s": 0.2, "token_gap_s": 0.01, "first_load": 3.5, "gap_load": 4.5, "others": 1}
     known = {"at": "2025-01-01T00:00:10.500+00:00", "decision": "ratio", "code": "OK", "version": 2}
-    return known | served | {"attempts": [], "truncated": [], "prompt_tokens": 7} | values
+    return known | served | {"attempts": [], "truncated": [], "prompt_tokens": 7, "completion_tokens": 5} | values
 
 
 def seen(**values: Any) -> dict[int, Observation]:
@@ -20,7 +20,7 @@ def seen(**values: Any) -> dict[int, Observation]:
 
 
 def test_an_answer_is_measured() -> None:
-    assert seen() == {2: Observation(False, False, False, 0.2, 0.01, 3.5, 4.5, 1.0, 7)}
+    assert seen() == {2: Observation(False, False, False, 0.2, 0.01, 3.5, 4.5, 1.0, 7, False, 5)}
     assert math.isnan(seen(token_gap_s=None)[2].token_gap)
 
 
@@ -93,5 +93,7 @@ def test_a_version_whose_breaker_is_open_failed_what_it_did_not_get() -> None:
 
 def test_half_of_a_pair_says_how_fast_it_was_and_nothing_else() -> None:
     pair = {"of": 1, "compared": True, "first_difference": 3}
-    assert seen(decision=None, shadow=pair) == {2: Observation(False, False, False, 0.2, 0.01, 3.5, 4.5, 1.0, 7, True)}
+    assert seen(decision=None, shadow=pair) == {
+        2: Observation(False, False, False, 0.2, 0.01, 3.5, 4.5, 1.0, 7, True, 5)
+    }
     assert seen(decision=None, shadow={}, code="INTERNAL") == {}

@@ -23,8 +23,10 @@ from pydantic import ValidationError
         ({"metrics": {"errors": default_metrics()["token_gap"]}}, "errors is a proportion, not a latency"),
         ({"metrics": {"token_gap": {"kind": "latency", "budget": 0.1, "least": 0.1, "margin": 1.2, "proved_from": 0}}},
          "factors of the time"),
-        ({"metrics": {"errors": {"kind": "proportion", "budget": 0.9, "least": 0.1, "margin": 0.2, "proved_from": 0}}},
-         "add up to 1"),
+        ({"metrics": {"token_rate": {"kind": "throughput", "budget": 0.1, "least": 1.1, "margin": 0.9,
+                                     "proved_from": 0}}}, "factors of the time"),
+        ({"metrics": {"errors": {"kind": "proportion", "budget": 1.1, "least": 0.1, "margin": 0.2, "proved_from": 0}}},
+         "less than or equal to 1"),
         ({"stepps": [1.0]}, "Extra inputs"),
     ],
 )  # fmt: skip
@@ -38,3 +40,23 @@ def test_a_metric_that_is_named_keeps_the_others() -> None:
     plan = Plan(metrics={"errors": loose})
     assert plan.metrics == default_metrics() | {"errors": loose}
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
+
+
+def test_the_default_metrics_share_the_whole_error_budget() -> None:
+    plan = Plan(error_budget=0.02)
+    assert sum(plan.chance(name) for name in plan.metrics) == pytest.approx(0.02)
+    assert plan.chance("errors") == pytest.approx(0.007)
+
+
+def test_more_than_the_whole_budget_is_scaled_down() -> None:
+    """As where a plan was written before there were as many metrics."""
+    seven = {"errors", "truncated", "fallback", "first_token", "token_gap", "first_token_p99", "token_gap_p99"}
+    rules = {name: default_metrics()[name].model_copy(update={"budget": 1 / 7}) for name in seven}
+    plan = Plan.model_validate_json(Plan(metrics=rules).model_dump_json(include={"metrics": seven}))
+    assert sum(plan.chance(name) for name in plan.metrics) == pytest.approx(plan.error_budget)
+    assert plan.chance("token_rate") == pytest.approx(plan.error_budget * 0.05 / 1.1)
+
+
+def test_a_budget_that_is_left_is_not_spent() -> None:
+    few = {name: rule.model_copy(update={"budget": 0.01}) for name, rule in default_metrics().items()}
+    assert Plan(metrics=few).chance("errors") == pytest.approx(0.0001)

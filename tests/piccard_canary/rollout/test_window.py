@@ -5,17 +5,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from piccard_canary.rollout.observations import Observation, Observations
-from piccard_canary.rollout.strata import BIN_RATIO, STRATA, bin_seconds, stratum_of, value_bin
+from piccard_canary.rollout.strata import (
+    ANSWER_STRATA,
+    BIN_RATIO,
+    STRATA,
+    VALUE_BINS,
+    answer_stratum_of,
+    bin_seconds,
+    stratum_of,
+    value_bin,
+)
 from piccard_canary.rollout.window import Window
 
 positive = st.floats(0, 1e6)
 
 
-@given(st.lists(st.tuples(positive, positive, positive), min_size=1))
-def test_every_condition_has_a_stratum(rows: list[tuple[float, float, float]]) -> None:
-    load, prompt, others = (np.array(column) for column in zip(*rows, strict=True))
+@given(st.lists(st.tuples(positive, positive, positive, positive), min_size=1))
+def test_every_condition_has_a_stratum(rows: list[tuple[float, float, float, float]]) -> None:
+    load, prompt, others, answer = (np.array(column) for column in zip(*rows, strict=True))
     strata = stratum_of(load, prompt, others)
     assert ((strata >= 0) & (strata < STRATA)).all()
+    whole = answer_stratum_of(strata, answer)
+    assert ((whole >= 0) & (whole < ANSWER_STRATA)).all()
+    # Nothing is mixed by it that was apart.
+    assert len(np.unique(whole)) >= len(np.unique(strata))
 
 
 def test_loads_of_one_stratum_differ_by_less_than_a_fifth() -> None:
@@ -49,6 +62,44 @@ def test_what_cannot_be_measured_is_counted_all_the_same() -> None:
 
     assert window.requests == 4
     assert window.events == {"errors": 2, "truncated": 1, "fallback": 1}
-    assert {name: int(table.sum()) for name, table in window.tables.items()} == {"first_token": 3, "token_gap": 2}
+    assert {name: int(table.sum()) for name, table in window.tables.items()} == {
+        "first_token": 3,
+        "token_gap": 2,
+        "token_rate": 0,
+    }
     assert window.rate("errors") == 0.5
     assert Window().rate("errors") == 0.0
+
+
+def seen(**values: float) -> Observation:
+    known = {"first_token": 0.2, "token_gap": 0.01, "first_load": 8.0, "gap_load": 2.0, "prompt_tokens": 10}
+    return Observation(**(known | {"completion_tokens": 31} | values))
+
+
+def the_only_cell(observation: Observation) -> tuple[int, int]:
+    """Stratum and bin of the one whole request that is counted."""
+    window = Window()
+    window.add(Observations.of([observation]))
+    (cell,) = np.flatnonzero(window.tables["token_rate"])
+    return int(cell) // VALUE_BINS, int(cell) % VALUE_BINS
+
+
+def test_a_whole_request_counts_its_wait_and_its_mean_load() -> None:
+    """0.2 s at a load of 8 and 30 gaps of 10 ms at a load of 2: 0.5 s for 31 tokens at 4.4."""
+    stratum, number = the_only_cell(seen())
+    assert bin_seconds(number) == pytest.approx(0.5 / 31, rel=0.025)
+    expected = stratum_of(np.array([4.4]), np.array([10.0]), np.zeros(1))
+    assert stratum == answer_stratum_of(expected, np.array([31.0]))[0]
+
+
+def test_one_token_is_a_whole_request_too() -> None:
+    stratum, number = the_only_cell(seen(completion_tokens=1, token_gap=float("nan"), gap_load=float("nan")))
+    assert bin_seconds(number) == pytest.approx(0.2, rel=0.025)
+    assert stratum == answer_stratum_of(stratum_of(np.array([8.0]), np.array([10.0]), np.zeros(1)), np.ones(1))[0]
+
+
+@pytest.mark.parametrize("lost", ["first_token", "token_gap", "first_load", "gap_load"])
+def test_a_whole_request_of_which_a_part_is_unknown_is_not_counted(lost: str) -> None:
+    window = Window()
+    window.add(Observations.of([seen(**{lost: float("nan")}), seen(failed=True), seen(completion_tokens=0)]))
+    assert window.tables["token_rate"].sum() == 0

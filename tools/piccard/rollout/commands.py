@@ -15,6 +15,7 @@ from piccard.errors import OperationError
 from piccard.operation import Operation, check_serves, record_of
 from piccard.outcome import Outcome
 from piccard.rollout.controller import OWNER
+from piccard.rollout.golden_prompts import golden_prompts
 from piccard.rollout.store import RolloutStore
 from piccard.rollout.traffic import take_away
 
@@ -28,7 +29,8 @@ def start(op: Operation, version: int, plan: Plan) -> Outcome:
     """Begin a rollout of `version`.
 
     Raises:
-        OperationError: another one is under way, or the version cannot be a canary.
+        OperationError: another one is under way, the version cannot be a canary, or the service's golden prompts are
+            none.
     """
     what = f"rollout start {version}"
     store = RolloutStore(op.service)
@@ -44,6 +46,7 @@ def start(op: Operation, version: int, plan: Plan) -> Outcome:
     if record not in (VersionState.READY, VersionState.CANARY, VersionState.PREVIOUS):
         raise OperationError(f"version {version} is {record}; a canary has to be loaded and probed")
     check_serves(op, version)
+    golden_prompts(op.service)
     now = time.time()
     begun = RolloutState(plan=plan, canary=version, stable=state.stable, started=now, since=now)
     begun.note(now, f"started beside version {state.stable}")

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
 
 from piccard_canary.rollout.course import (
     ENDED,
@@ -16,7 +18,7 @@ from piccard_canary.rollout.course import (
 )
 from piccard_canary.rollout.from_log import ended_at, observed, parse_line
 from piccard_canary.rollout.observations import Observation, Observations
-from piccard_canary.rollout.verdict import Judgement
+from piccard_canary.rollout.verdict import Judgement, figures
 from piccard_canary.rollout.watcher import Watcher
 from piccard_contract.home import Service
 from piccard_contract.process_lock import ProcessLock
@@ -24,6 +26,8 @@ from piccard_contract.process_lock import ProcessLock
 from piccard.audit import write_audit
 from piccard.errors import OperationError
 from piccard.operation import Operation, operation
+from piccard.rollout.golden_scores import compare
+from piccard.rollout.golden_watch import Golden, GoldenWatch
 from piccard.rollout.request_tail import RequestTail
 from piccard.rollout.store import RolloutStore
 from piccard.rollout.traffic import (
@@ -39,6 +43,7 @@ OWNER = "rollout"
 
 Tell = Callable[[str], None]
 Operate = Callable[[], AbstractContextManager[Operation]]
+AskGolden = Callable[[RolloutState], Golden]
 
 
 class Controller:
@@ -47,6 +52,7 @@ class Controller:
     Args:
         tell: takes each line for people.
         operate: begins an operation on the service; tests stand in for it.
+        golden: has both versions of a rollout answer golden prompts; tests stand in for it too.
         clock: Unix time.
 
     Raises:
@@ -59,11 +65,14 @@ class Controller:
         tell: Tell,
         *,
         operate: Operate | None = None,
+        golden: AskGolden | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._service = service
         self._tell = tell
         self._operate = operate or (lambda: operation(service.home, service.name, tell=tell))
+        self._ask_golden = golden or (lambda state: GoldenWatch(partial(compare, service, state.canary, state.stable)))
+        self._golden: Golden | None = None
         self._clock = clock
         self._store = RolloutStore(service)
         self._watcher: Watcher | None = None
@@ -74,8 +83,7 @@ class Controller:
 
     def close(self) -> None:
         """Let another one act."""
-        if self._tail is not None:
-            self._tail.close()
+        self._let_go()
         self._lock.release()
 
     def tick(self) -> RolloutState | None:
@@ -86,7 +94,7 @@ class Controller:
         """
         state = self._store.read()
         if state is None or state.phase in ENDED:
-            self._watcher = None
+            self._let_go()
             return state
         if state.phase in WATCHED or state.phase is Phase.BAKING:
             return self._look(state)
@@ -102,7 +110,10 @@ class Controller:
             return self._apply(state) if to_apply else state
         self._looked_at = now
         self._read(watcher, state)
-        looked = watcher.look(state, now)
+        # Before its step has begun a canary is asked nothing.
+        assert self._golden is not None
+        golden = self._golden.look() if state.applied or state.phase is Phase.BAKING else None
+        looked = watcher.look(state, now, golden)
         if looked is None:
             return state
         judgement, move = looked
@@ -115,11 +126,20 @@ class Controller:
     def _watch(self, state: RolloutState) -> Watcher:
         """The windows of what is watched now; those of another step, or another rollout, are let go."""
         if self._watcher is None or self._watcher.since != state.since:
+            self._let_go()
             self._watcher = Watcher(state.since)
-            if self._tail is not None:
-                self._tail.close()
             self._tail = RequestTail(self._service.request_log, state.since)
+            self._golden = self._ask_golden(state)
         return self._watcher
+
+    def _let_go(self) -> None:
+        self._watcher = None
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
+        if self._golden is not None:
+            self._golden.close()
+            self._golden = None
 
     def _read(self, watcher: Watcher, state: RolloutState) -> None:
         assert self._tail is not None
@@ -140,7 +160,7 @@ class Controller:
         after = self._write(state, moved(state, move, judgement, now))
         if move is Move.HOLD or after is state:
             return after
-        self._say(after)
+        self._say(after, judgement)
         return self._finish(after) if after.phase not in ENDED else after
 
     def _interfered(self, state: RolloutState, what: str, now: float) -> RolloutState:
@@ -208,8 +228,11 @@ class Controller:
         found = self._store.read()
         return found is None or (found.started, found.generation) != (state.started, state.generation)
 
-    def _say(self, state: RolloutState) -> None:
-        told = {"phase": state.phase.value, "ratio": state.ratio, "reason": state.reason}
+    def _say(self, state: RolloutState, judgement: Judgement | None = None) -> None:
+        """Tell people and the audit log of a state, and of the figures that led to it."""
+        told: dict[str, Any] = {"phase": state.phase.value, "ratio": state.ratio, "reason": state.reason}
+        if judgement is not None:
+            told["metrics"] = figures(judgement)
         self._tell(
             f"{self._service.name}: rollout of version {state.canary}: {state.phase}, step {state.ratio:g}"
             + (f": {state.reason}" if state.reason else "")

@@ -19,7 +19,7 @@ from piccard_canary.rollout.verdict import Verdict
 from piccard_canary.rollout.watcher import Watcher
 from piccard_canary.rollout.window import LATENCIES
 
-from piccard.rollout.synthetic import Behaviour, Scene, Traffic
+from piccard.rollout.synthetic import Behaviour, Scene, Traffic, golden_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ def run(scenario: Scenario, seed: int) -> Run:
     now = 0.0
     state = RolloutState(plan=plan, canary=2, stable=1, started=now, since=now)
     watcher = Watcher(now)
+    golden = golden_of(scenario.canary, seed)
     slower = max(scenario.canary.first_token, scenario.canary.token_gap) > 1.0
     harmed = 0.0
     verdicts: dict[float, dict[str, Verdict]] = {}
@@ -79,7 +80,7 @@ def run(scenario: Scenario, seed: int) -> Run:
         watcher.take(canary, stable)
         answers = int((~canary.shadow).sum())
         harmed += answers if slower else canary.failed.sum() - answers * scenario.stable.errors
-        looked = watcher.look(state, now)
+        looked = watcher.look(state, now, golden)
         if looked is not None:
             judgement, move = looked
             if state.phase is Phase.RUNNING:
@@ -137,6 +138,8 @@ def standard_scenarios(plan: Plan, base: float, rate: float = 50.0) -> list[Scen
     mirrored = Traffic(rate=rate, burst=0.0, shadow=1.0)
     slow_gap, slow_first = replace(good, token_gap=1.2), replace(good, first_token=1.2)
     slow = replace(slow_gap, first_token=1.2)
+    little = replace(good, first_token=1.09, token_gap=1.09)
+    unlike = replace(good, golden_drop=0.2)
     errs, breaks = replace(good, errors=base + 0.02), replace(good, truncated=0.005)
     return [
         Scenario("equal", plan, good, good, traffic),
@@ -145,6 +148,8 @@ def standard_scenarios(plan: Plan, base: float, rate: float = 50.0) -> list[Scen
         Scenario("first token +20 %", plan, good, slow_first, traffic, before=0.5),
         Scenario("token gap +20 %", plan, good, slow_gap, traffic, before=0.5),
         Scenario("both latencies +20 %", plan, good, slow, traffic, before=0.5),
+        Scenario("both latencies +9 %", plan, good, little, traffic, before=1.0),
+        Scenario("golden prompts 0.2 nats a token lower", plan, good, unlike, traffic, before=0.05),
         Scenario("token gap +20 %, steady traffic", plan, good, slow_gap, steady, before=0.5),
         Scenario("equal, steady traffic", plan, good, good, steady),
         Scenario("token gap +20 %, steady traffic, mirrored", plan, good, slow_gap, mirrored, before=0.5),

@@ -5,6 +5,7 @@ from math import exp, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
+from piccard_canary.rollout.golden import GoldenComparison, GoldenScore
 from piccard_canary.rollout.observations import Observations
 
 Floats = NDArray[np.float64]
@@ -18,12 +19,14 @@ class Behaviour:
         errors: share of requests that fail; half of these after their first token, so that they are truncated too.
         truncated: share of requests whose stream breaks off, beside those.
         first_token, token_gap: factors of both latencies.
+        golden_drop: by how much it finds the golden prompts less likely than stable, nats a token.
     """
 
     errors: float = 0.001
     truncated: float = 0.0
     first_token: float = 1.0
     token_gap: float = 1.0
+    golden_drop: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,12 @@ FIRST_TOKEN_SPREAD = 0.30
 TOKEN_GAP_SPREAD = 0.15
 PROMPT_MEDIAN = 300.0
 PROMPT_SPREAD = 0.8
+ANSWER_SPREAD = 0.8
+
+# Golden prompts, tokens of each, and the deviation between them of what two equal models find more or less likely.
+GOLDEN_PROMPTS = 16
+GOLDEN_TOKENS = 24
+GOLDEN_SPREAD = 0.05
 
 
 class Engine:
@@ -104,10 +113,12 @@ class Engine:
         count = int(arrivals.sum())
         load = np.repeat(loads, arrivals)
         slow = 1.0 + load / FULL
-        noise = random.standard_normal((3, count), dtype=np.float32)
+        noise = random.standard_normal((4, count), dtype=np.float32)
         prompt = PROMPT_MEDIAN * np.exp(PROMPT_SPREAD * noise[0])
         first = (FIRST_TOKEN + PROMPT_TOKEN * prompt) * slow * np.exp(FIRST_TOKEN_SPREAD * noise[1])
         gap = TOKEN_GAP * slow * np.exp(TOKEN_GAP_SPREAD * noise[2])
+        # The mean of exp(N(0, spread)) is exp(spread^2 / 2).
+        answer = np.ceil(self._tokens * np.exp(ANSWER_SPREAD * noise[3] - ANSWER_SPREAD**2 / 2))
         draw = random.random(count)
         how = self.behaviour
         truncated = draw < how.truncated + how.errors / 2
@@ -124,6 +135,7 @@ class Engine:
             others=np.repeat(others, arrivals),
             prompt_tokens=prompt,
             shadow=np.zeros(count, dtype=bool),
+            completion_tokens=answer,
         )
 
 
@@ -159,3 +171,14 @@ class Scene:
         if offered is not None:
             seen = seen.joined(self._canary.observe(mirrored, canary, stable, random).as_shadows())
         return seen, self._stable.observe(to_stable, stable, canary, random)
+
+
+def golden_of(canary: Behaviour, seed: int) -> GoldenComparison:
+    """What two versions make of golden prompts; they say the same whenever they are asked."""
+    drops = canary.golden_drop + GOLDEN_SPREAD * np.random.default_rng(seed).standard_normal(GOLDEN_PROMPTS)
+    pieces = ("word",) * (2 * GOLDEN_TOKENS)
+    return GoldenComparison(
+        canary=[GoldenScore(-GOLDEN_TOKENS * (1.0 + drop), pieces, GOLDEN_TOKENS) for drop in drops.tolist()],
+        stable=[GoldenScore(-float(GOLDEN_TOKENS), pieces, GOLDEN_TOKENS)] * GOLDEN_PROMPTS,
+        text_bytes=[4 * GOLDEN_TOKENS] * GOLDEN_PROMPTS,
+    )
