@@ -279,9 +279,13 @@ def mla_merge_kernel(
     rank,
     part_rows,
     RANK: tl.constexpr,
+    PARTS: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """Join a row's parts: out = sum_i exp(lse_i - lse) out_i. Parts with lse -inf weigh nothing."""
+    """Join a row's parts: out = sum_i exp(lse_i - lse) out_i. Parts with lse -inf weigh nothing.
+
+    PARTS of them are read at once: a long sequence alone is cut into one for every multiprocessor.
+    """
     follow(CHAINED)
     sequence = tl.program_id(0)
     row = tl.program_id(1)
@@ -301,16 +305,21 @@ def mla_merge_kernel(
             peak = float("-inf")
             weight = 0.0
             if first_tile < last_tile:
-                for worker in tl.range(first, last + 1):
+                for start in tl.range(first, last + 1, PARTS):
+                    worker = start + tl.arange(0, PARTS)
                     part = (worker + sequence).to(tl.int64) * part_rows + row
-                    part_lse = tl.load(part_lse_ptr + part) * LOG2_E
-                    out = tl.load(part_ptr + part * RANK + latent, mask=latent < rank, other=0.0)
-                    new_peak = tl.maximum(peak, part_lse)
+                    part_lse = tl.load(part_lse_ptr + part, mask=worker <= last, other=float("-inf")) * LOG2_E
+                    out = tl.load(
+                        part_ptr + part[:, None] * RANK + latent[None, :],
+                        mask=(worker <= last)[:, None] & (latent < rank)[None, :],
+                        other=0.0,
+                    )
+                    new_peak = tl.maximum(peak, tl.max(part_lse, axis=0))
                     shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
                     fade = tl.exp2(peak - shift)
                     share = tl.exp2(part_lse - shift)
-                    acc = acc * fade + out * share
-                    weight = weight * fade + share
+                    acc = acc * fade + tl.sum(out * share[:, None], axis=0)
+                    weight = weight * fade + tl.sum(share, axis=0)
                     peak = new_peak
             empty = weight == 0.0
             whole = tl.where(empty, 1.0, weight)
@@ -472,13 +481,20 @@ MLA_MERGE = Table(
             "rank": "i32",
             "part_rows": "i32",
         },
-        constants=("RANK",),
+        constants=("RANK", "PARTS"),
         divisible=frozenset(("out_ptr", "part_ptr", "rank")),
         chained=True,
     ),
     tuple(
-        Variant("mla_merge", f"rank{rank}", {"RANK": rank}, num_warps=warps, num_stages=1, when={"rank": (1, rank)})
-        for rank, warps in ((64, 1), (128, 1), (256, 2), (512, 4))
+        Variant(
+            "mla_merge",
+            f"rank{rank}",
+            {"RANK": rank, "PARTS": 8},
+            num_warps=warps,
+            num_stages=1,
+            when={"rank": (1, rank)},
+        )
+        for rank, warps in ((64, 1), (128, 1), (256, 1), (512, 2))
     ),
 )
 MLA_DECODE_WIDE = Table(
