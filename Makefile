@@ -20,10 +20,10 @@ SOURCES := contract python_backend ensemble custom_ops tools
 export PICCARD_HOME
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint fmt bench soak custom-ops lock clean
+.PHONY: help serve test lint fmt bench soak custom-ops custom-ops-cuda lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: .venv/.runtime ## set up, make the home .piccard/ and run the server in the foreground
 	@$(BIN)/piccard init
@@ -51,6 +51,9 @@ soak: .venv/.dev ## what takes long: is a request lost, does anything grow, what
 
 custom-ops: .venv/.runtime ## build the ONNX Runtime operators if they have changed, and print the library's path
 	@$(BIN)/python -m deepseek_ops
+
+custom-ops-cuda: .venv/.dev ## the same for GPUs, with their kernels compiled ahead of time: needs no GPU
+	@$(BIN)/python -m deepseek_ops --cuda
 
 lock: .venv/.dev ## write requirements/ from what is installed in .venv
 	$(BIN)/python tools/lock_requirements.py

@@ -114,11 +114,15 @@ def norm(rows: int, threads: int) -> tuple[Call, Call]:
 
 
 def gate(rows: int, threads: int) -> tuple[Call, Call]:
-    inputs = {"logits": torch.randn(rows, EXPERTS), "bias": torch.randn(EXPERTS)}
+    inputs = {
+        "x": torch.randn(rows, HIDDEN),
+        "weight": torch.randn(EXPERTS, HIDDEN) * HIDDEN**-0.5,
+        "bias": torch.randn(EXPERTS),
+    }
     attributes = {"topk_method": "noaux_tc", "num_experts_per_tok": TOP_K, "n_group": 4, "topk_group": 2}
-    node = OneNode(LIBRARY, "DeepSeekMoEGate", inputs, attributes, threads=threads)
+    node = OneNode(LIBRARY, "DeepSeekMoEGate", inputs, attributes, constant=["weight"], threads=threads)
     options = {"top_k": TOP_K, "groups": 4, "topk_groups": 2, "normalize": False, "scaling": 1.0}
-    return bound(node, inputs), lambda: moe_gate.noaux_tc(inputs["logits"], inputs["bias"], **options)
+    return bound(node, inputs), lambda: moe_gate.noaux_tc(inputs["x"] @ inputs["weight"].t(), inputs["bias"], **options)
 
 
 def experts(rows: int, threads: int) -> tuple[Call, Call]:
@@ -146,7 +150,7 @@ def packed_experts(rows: int, threads: int) -> tuple[Call, Call]:
 def routed(rows: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """Rows with their experts, and the weights of these, the shared one last."""
     inputs = {"x": torch.randn(rows, HIDDEN), "residual": torch.randn(rows, HIDDEN), "weights": torch.rand(rows, TOP_K)}
-    inputs["experts"] = torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(rows)])
+    inputs["experts"] = torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(rows)]).int()
     gate_up = (torch.randn(EXPERTS + 1, 2 * INNER, HIDDEN) / 16).bfloat16()
     down = (torch.randn(EXPERTS + 1, HIDDEN, INNER) / 7).bfloat16()
     return inputs, gate_up, down

@@ -5,13 +5,16 @@ import sys
 from pathlib import Path
 
 from deepseek_ops.build import BuildError, build
+from deepseek_ops.cuda.build import build_cuda
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m deepseek_ops", description="Build the com.deepseek operators.")
     parser.add_argument("--folder", type=Path, help="where to keep the library; else the user's cache folder")
+    parser.add_argument("--cuda", action="store_true", help="with the kernels for GPUs; needs triton, but no GPU")
+    arguments = parser.parse_args()
     try:
-        print(build(parser.parse_args().folder))
+        print((build_cuda if arguments.cuda else build)(arguments.folder))
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,17 +46,20 @@ class Recipe:
     Attributes:
         sources: file name to text, headers too.
         extra_flags: for compiler and linker, beside those of this module.
+        name: of the library, before the SHA-256.
+        prepare: makes further sources in the folder in which all are compiled, and returns their names. What decides
+            them is in `sources` too.
     """
 
     sources: Mapping[str, str]
     extra_flags: tuple[str, ...] = ()
+    name: str = "deepseek_ops"
+    prepare: Callable[[Path], list[str]] | None = None
 
     @classmethod
     def current(cls, extra_flags: Sequence[str] = ()) -> "Recipe":
         """Of the sources as they are now."""
-        files = sorted(path for path in SOURCES.iterdir() if path.suffix in (".cc", ".h", ".inl"))
-        sources = {path.name: path.read_text(encoding="utf-8") for path in files}
-        return cls({**sources, FILE_NAME: operators_header()}, tuple(extra_flags))
+        return cls({**sources_in("shared", "cpu"), FILE_NAME: operators_header()}, tuple(extra_flags))
 
     @property
     def sha256(self) -> str:
@@ -77,6 +80,12 @@ class Recipe:
         return name not in ISA_FLAGS or platform.machine() == "x86_64"
 
 
+def sources_in(*folders: str) -> dict[str, str]:
+    """The texts in folders of csrc by their names, of which each is there once: they are compiled in one folder."""
+    files = sorted(path for folder in folders for path in (SOURCES / folder).iterdir())
+    return {path.name: path.read_text(encoding="utf-8") for path in files if path.suffix in (".cc", ".h", ".inl")}
+
+
 def default_folder() -> Path:
     """Where libraries are kept: outside of model folders, and of checkouts that may be cleaned."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -86,7 +95,7 @@ def default_folder() -> Path:
 def library_path(folder: Path | None = None, recipe: Recipe | None = None) -> Path:
     """Where the library of the current sources is, once it is built."""
     recipe = recipe or Recipe.current()
-    return (folder or default_folder()) / f"deepseek_ops-{recipe.sha256}.so"
+    return (folder or default_folder()) / f"{recipe.name}-{recipe.sha256}.so"
 
 
 def build(folder: Path | None = None, *, extra_flags: Sequence[str] = ()) -> Path:
@@ -95,7 +104,11 @@ def build(folder: Path | None = None, *, extra_flags: Sequence[str] = ()) -> Pat
     Raises:
         BuildError: no compiler, or it failed.
     """
-    recipe = Recipe.current(extra_flags)
+    return build_recipe(Recipe.current(extra_flags), folder)
+
+
+def build_recipe(recipe: Recipe, folder: Path | None = None) -> Path:
+    """The library of a recipe, built unless it is there already. Raises BuildError."""
     path = library_path(folder, recipe)
     if path.is_file():
         return path
@@ -122,8 +135,9 @@ def _build(compiler: str, recipe: Recipe, path: Path) -> None:
         work = Path(scratch)
         for name, text in recipe.sources.items():
             (work / name).write_text(text, encoding="utf-8")
+        made = recipe.prepare(work) if recipe.prepare else []
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            objects = list(pool.map(lambda name: _compile(compiler, recipe, work, name), recipe.units))
+            objects = list(pool.map(lambda name: _compile(compiler, recipe, work, name), [*recipe.units, *made]))
         _run([compiler, *LINK_FLAGS, *recipe.extra_flags, *objects, "-o", "library.so"], work)
         # Whoever finds the name finds a whole library.
         (work / "library.so").rename(path)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from deepseek_ops.operators import OPERATORS
-from deepseek_ops.registry import DOMAIN, OPSET, Attribute, Input, Operator, Output
+from deepseek_ops.registry import CPU, CUDA, DOMAIN, OPSET, Attribute, Input, Operator, Output
 
 _HEAD = f"""# Operators for ONNX Runtime
 
@@ -14,8 +14,8 @@ library with the machine's C++ compiler and prints its path, which carries the S
 `SessionOptions.register_custom_ops_library(path)` loads it.
 
 What there is: CPU kernels for x86-64 (AVX2, AVX-512, chosen at run time; the variable PICCARD_OPS_ISA asks for a lower
-one: generic, avx2) and a portable form for other processors. What there is not yet: CUDA kernels, packed cache formats.
-`piccard publish CHECKPOINT --runner onnxruntime` serves a checkpoint with them, on a CPU.
+one: generic, avx2) and a portable form for other processors; a second library for GPUs, below. What there is not yet:
+packed cache formats. `piccard publish CHECKPOINT --runner onnxruntime` serves a checkpoint with them, on a CPU.
 
 `piccard export CHECKPOINT OUT --quantize int4` packs products and experts for DeepSeekMatMulInt4 and DeepSeekMoEInt4:
 in groups of 32 columns, each element rounded to the nearest of 16 steps from a group's least to its largest, 0 among
@@ -25,6 +25,24 @@ they are. [What that does to the logits](performance.md#int4-exports) is measure
 A type or shape that is known when a session is made and that an operator does not take fails there, naming operator,
 node and constraint; one that is not known fails the run. Sizes are formulas: a bare name that is no attribute is the
 same size wherever it stands. No size may be 0. T, U and W stand for types; inputs of one letter have one type.
+
+## On a GPU
+
+`make custom-ops-cuda` builds the library for CUDAExecutionProvider, `deepseek_ops-cuda-<SHA-256>.so`. That takes the
+triton package and a C++ compiler, but no GPU: the kernels are the engine's own, in Triton's language, compiled ahead of
+time for sm_80, sm_89 and sm_90 by the rows of their variant tables and embedded. The choice of a row, grids and scratch
+memory follow the same tables as in the engine. Binaries are kept by what they are made of in the cache folder, so only
+the first build takes minutes. `piccard_ops_kernels()` in the library tells what each binary was made of.
+
+The library opens libcuda.so.1 when an operator runs first (PICCARD_CUDA_DRIVER names another file), and cuBLAS, which
+ONNX Runtime has loaded, for products of several rows (PICCARD_CUBLAS). A kernel is loaded into a context at its first
+use: run shapes once before a graph is captured, as ONNX Runtime does by itself. Launches go to ONNX Runtime's stream.
+An operator does not synchronise. Scratch memory comes from the session's arena for the time of a run, in the order of
+the stream. What is made once for each stream: cuBLAS's handle with 32 MiB of workspace. Every error of the driver fails
+the run and names operator, node, kernel and row.
+
+Activations are float16 or bfloat16 there and weights are of the same type. Inputs marked "in the host's memory" are
+bound on the CPU.
 
 This page is generated from `custom_ops/deepseek_ops/operators/`.
 """
@@ -56,10 +74,33 @@ def _table(kind: str, rows: Iterable[str]) -> list[str]:
 def _parameter(operator: Operator, parameter: Input | Output) -> str:
     types = ", ".join(operator.accepted(parameter))
     kind = types if parameter.type not in operator.types else f"{parameter.type}: {types}"
-    doc = parameter.doc + (" (optional)" if parameter.optional else "")
+    kind += _on_cuda(operator, parameter)
+    doc = parameter.doc + _given(operator, parameter)
     if isinstance(parameter, Output) and parameter.alias:
         doc += f" as `{parameter.alias}`"
     return f"| {parameter.name} | {kind} | `[{', '.join(parameter.shape)}]` | {doc} |"
+
+
+def _on_cuda(operator: Operator, parameter: Input | Output) -> str:
+    """The type there, where it is another one."""
+    if CPU not in operator.providers or CUDA not in operator.providers:
+        return ""
+    wanted = operator.cuda.get(parameter.name, operator.cuda.get(parameter.type))
+    if wanted is None:
+        return ""
+    return f"; on CUDA {wanted if isinstance(wanted, str) else ', '.join(wanted)}"
+
+
+def _given(operator: Operator, parameter: Input | Output) -> str:
+    """Whether it may be left out, and where it has to be."""
+    if not isinstance(parameter, Input):
+        return " (optional)" if parameter.optional else ""
+    notes = ["in the host's memory"] if parameter.host else []
+    if CPU in parameter.refused and CPU in operator.providers:
+        notes.append("on CUDA only" if CUDA in parameter.required else "on CUDA only, optional")
+    elif parameter.optional:
+        notes.append("optional; not on CUDA" if CUDA in parameter.refused else "optional")
+    return f" ({'; '.join(notes)})" if notes else ""
 
 
 def _attribute(attribute: Attribute) -> str:

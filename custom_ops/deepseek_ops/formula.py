@@ -4,6 +4,9 @@ import ast
 from collections.abc import Mapping
 from functools import lru_cache
 
+FUNCTIONS = ("ceil_div", "min", "max", "next_power_of_2")
+"""Those of variants.evaluate; csrc/shared/spec.h has each by the same name."""
+
 
 @lru_cache(maxsize=1024)
 def names_in(formula: str) -> frozenset[str]:
@@ -27,6 +30,6 @@ def _cpp(node: ast.expr, names: Mapping[str, str]) -> str:
         case ast.BinOp(left=left, op=op, right=right):
             sign = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "/"}[type(op)]
             return f"({_cpp(left, names)} {sign} {_cpp(right, names)})"
-        case ast.Call(func=ast.Name(id=name), args=args) if name in ("ceil_div", "min", "max"):
+        case ast.Call(func=ast.Name(id=name), args=args) if name in FUNCTIONS:
             return f"{name}({', '.join(_cpp(argument, names) for argument in args)})"
     raise ValueError(f"{ast.unparse(node)} cannot be written in C++")

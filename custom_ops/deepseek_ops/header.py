@@ -3,18 +3,23 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from deepseek_ops.formula import names_in, to_cpp
-from deepseek_ops.operators import OPERATORS
-from deepseek_ops.registry import DOMAIN, ELEMENT_TYPES, Attribute, Input, Operator, Output
+from deepseek_ops.operators import operators_on
+from deepseek_ops.registry import CPU, DOMAIN, ELEMENT_TYPES, Attribute, Input, Operator, Output
 
 FILE_NAME = "operators.generated.h"
 
 
-def operators_header() -> str:
-    """The header's text."""
-    parts = [_HEAD, *(_operator(operator) for operator in OPERATORS)]
-    rows = ",\n".join(f"    {operator.kernel}::kSpec" for operator in OPERATORS)
+def operators_header(provider: str = CPU) -> str:
+    """The header's text: the operators that have a kernel on the provider, as they are there."""
+    operators = operators_on(provider)
+    parts = [_HEAD, *(_operator(operator, provider) for operator in operators)]
+    rows = ",\n".join(f"    {operator.kernel}::kSpec" for operator in operators)
     parts.append(
         f'constexpr const char* kDomain = "{DOMAIN}";\n'
+        "#ifndef PICCARD_PROVIDER\n"
+        f'#define PICCARD_PROVIDER "{provider}"\n'
+        "#endif\n"
+        "constexpr const char* kProvider = PICCARD_PROVIDER;\n"
         f"constexpr const OperatorSpec* kOperators[] = {{\n{_addresses(rows)}\n}};\n\n}}  // namespace piccard\n"
     )
     return "\n".join(parts)
@@ -33,7 +38,7 @@ def _addresses(rows: str) -> str:
     return rows.replace("    ", "    &")
 
 
-def _operator(operator: Operator) -> str:
+def _operator(operator: Operator, provider: str) -> str:
     lines = [f"namespace {operator.kernel} {{", "", "void compute(Call& call);", "", *_bounds(operator), ""]
     lines += [_enum("name", _names(operator)), _enum("input", [each.name for each in operator.inputs])]
     lines.append(_enum("output", [each.name for each in operator.outputs]))
@@ -43,8 +48,8 @@ def _operator(operator: Operator) -> str:
     lines.append(_array("Constraint", "kConstraints", (_constraint(operator, name) for name in constraints)))
     for parameter in operator.parameters:
         lines.append(_shape(operator, parameter))
-    lines.append(_array("Parameter", "kInputs", (_parameter(operator, each) for each in operator.inputs)))
-    lines.append(_array("Parameter", "kOutputs", (_parameter(operator, each) for each in operator.outputs)))
+    lines.append(_array("Parameter", "kInputs", (_parameter(operator, each, provider) for each in operator.inputs)))
+    lines.append(_array("Parameter", "kOutputs", (_parameter(operator, each, provider) for each in operator.outputs)))
     lines += [_choices(each) for each in operator.attributes if each.kind == "string"]
     lines.append(_array("Attribute", "kAttributes", (_attribute(operator, each) for each in operator.attributes)))
     requirements = [
@@ -108,14 +113,18 @@ def _shape(operator: Operator, parameter: Input | Output) -> str:
     return _array("Formula", f"kShape_{parameter.name}", formulas)
 
 
-def _parameter(operator: Operator, parameter: Input | Output) -> str:
+def _parameter(operator: Operator, parameter: Input | Output, provider: str) -> str:
     constraint = _constraints(operator).index(parameter.type)
     alias = -1
     if isinstance(parameter, Output) and parameter.alias:
         alias = [each.name for each in operator.inputs].index(parameter.alias)
+    panels = host = False
+    refusal = None
+    if isinstance(parameter, Input):
+        panels, host, refusal = parameter.panels, parameter.host, parameter.refused.get(provider)
     return (
         f'{{"{parameter.name}", {constraint}, {len(parameter.shape)}, kShape_{parameter.name},'
-        f" {_bool(parameter.optional)}, {alias}, {_bool(isinstance(parameter, Input) and parameter.panels)}}}"
+        f" {_bool(parameter.optional)}, {alias}, {_bool(panels)}, {_bool(host)}, {_string(refusal)}}}"
     )
 
 

@@ -6,7 +6,8 @@ anything else (`num_heads * head_dim`, `R + 1`, `1`) has to hold once its names 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from deepseek_engine.kernels.variants import evaluate
 
@@ -14,6 +15,7 @@ from deepseek_ops.formula import names_in
 
 DOMAIN = "com.deepseek"
 OPSET = 1
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 ELEMENT_TYPES: Mapping[str, int] = {
     "float": 1,
     "uint8": 2,
@@ -46,6 +48,9 @@ class Input:
         shape: a formula for each dimension.
         panels: a weight [.., out, in] of floats that only products read: a session in which it is constant copies it
             once into the order in which they do.
+        host: whether it is read in the host's memory on every provider.
+        required: providers on which it has to be given although it is optional.
+        refused: providers that do not take it, each with what to do instead.
     """
 
     name: str
@@ -54,6 +59,9 @@ class Input:
     doc: str
     optional: bool = False
     panels: bool = False
+    host: bool = False
+    required: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +136,8 @@ class Operator:
         requirements: what has to hold between attributes and sizes.
         tolerance: element type of the first input to how far from the reference the result may be.
         providers: execution providers that have a kernel.
+        cuda: what differs in types on CUDA: a parameter or a constraint to its element types there, or to the
+            constraint that it is one with.
     """
 
     name: str
@@ -141,7 +151,8 @@ class Operator:
     refused_types: Mapping[tuple[str, str], str] = field(default_factory=dict)
     requirements: tuple[Requirement, ...] = ()
     tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
-    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    providers: tuple[str, ...] = (CPU,)
+    cuda: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     since_version: int = OPSET
 
     def __post_init__(self) -> None:
@@ -171,6 +182,39 @@ class Operator:
         free = (size for each in self.inputs for size in each.shape if size.isidentifier())
         return tuple(dict.fromkeys(size for size in free if size not in self.integers))
 
+    def on(self, provider: str) -> "Operator":
+        """The row as a provider has it: its types, what has to be given, no panels where weights stay as they are."""
+        types = dict(self.types)
+        if provider == CUDA:
+            types = {
+                name: self._cuda_types(name)
+                for name in dict.fromkeys((*self.types, *(kind for kind in self.cuda if kind in self.types)))
+                if not isinstance(self.cuda.get(name), str)
+            }
+        inputs = tuple(
+            replace(
+                self._typed(each, provider),
+                optional=each.optional and provider not in each.required,
+                panels=each.panels and provider == CPU,
+            )
+            for each in self.inputs
+        )
+        outputs = tuple(self._typed(each, provider) for each in self.outputs)
+        refused = {key: why for key, why in self.refused_types.items() if key[1] in types.get(key[0], ())}
+        return replace(self, inputs=inputs, outputs=outputs, types=types, refused_types=refused, cuda={})
+
+    def _cuda_types(self, name: str) -> tuple[str, ...]:
+        found = self.cuda.get(name, self.types[name])
+        assert not isinstance(found, str)
+        return found
+
+    def _typed(self, parameter: "_P", provider: str) -> "_P":
+        """With the type that it has on a provider."""
+        if provider != CUDA:
+            return parameter
+        wanted = self.cuda.get(parameter.name, self.cuda.get(parameter.type))
+        return replace(parameter, type=wanted) if isinstance(wanted, str) else parameter
+
     def anchors(self) -> tuple[Input, ...]:
         """The inputs whose types decide those of the outputs, one for each constraint that an output has."""
         wanted = dict.fromkeys(output.type for output in self.outputs if output.type in self.types)
@@ -180,6 +224,18 @@ class Operator:
     def accepted(self, parameter: Input | Output) -> tuple[str, ...]:
         """The element types that a parameter may have."""
         return self.types.get(parameter.type, (parameter.type,))
+
+    def accepted_anywhere(self, parameter: Input | Output) -> tuple[str, ...]:
+        """The element types that a parameter may have on any provider."""
+        rows = [self.on(provider) for provider in self.providers]
+        found = [
+            kind
+            for row in rows
+            for each in row.parameters
+            if each.name == parameter.name and type(each) is type(parameter)
+            for kind in row.accepted(each)
+        ]
+        return tuple(dict.fromkeys(found))
 
     def bind(
         self, shapes: Sequence[Sequence[int | None] | None], attributes: Mapping[str, int | float | str]
@@ -228,3 +284,6 @@ class Operator:
         left, right = evaluate(requirement.left, values), evaluate(requirement.right, values)
         if left != right if requirement.equal else left > right:
             raise ShapeError(f"{self.name}: {requirement} does not hold: {left} and {right}")
+
+
+_P = TypeVar("_P", Input, Output)

@@ -31,20 +31,33 @@ def _schema(operator: Operator) -> defs.OpSchema:
         DOMAIN,
         operator.since_version,
         operator.doc,
-        inputs=[_parameter(each) for each in operator.inputs],
-        outputs=[_parameter(each) for each in operator.outputs],
-        type_constraints=[
-            (name, [f"tensor({kind})" for kind in kinds], f"of {operator.name}")
-            for name, kinds in operator.types.items()
-            if name in {each.type for each in operator.parameters}
-        ],
+        inputs=[_parameter(operator, each) for each in operator.inputs],
+        outputs=[_parameter(operator, each) for each in operator.outputs],
+        type_constraints=_constraints(operator),
         attributes=[_attribute(each) for each in operator.attributes],
     )
 
 
-def _parameter(parameter: Input | Output) -> defs.OpSchema.FormalParameter:
+def _constraints(operator: Operator) -> list[tuple[str, list[str], str]]:
+    """Those of the row, and one for each parameter whose one type depends on the provider."""
+    kinds = {each.type: operator.types[each.type] for each in operator.parameters if each.type in operator.types}
+    kinds |= {_own(each): operator.accepted_anywhere(each) for each in operator.parameters if _varies(operator, each)}
+    return [(name, [f"tensor({kind})" for kind in found], f"of {operator.name}") for name, found in kinds.items()]
+
+
+def _varies(operator: Operator, parameter: Input | Output) -> bool:
+    return parameter.type in ELEMENT_TYPES and len(operator.accepted_anywhere(parameter)) > 1
+
+
+def _own(parameter: Input | Output) -> str:
+    return f"{parameter.name}_type"
+
+
+def _parameter(operator: Operator, parameter: Input | Output) -> defs.OpSchema.FormalParameter:
     option = defs.OpSchema.FormalParameterOption
     kind = f"tensor({parameter.type})" if parameter.type in ELEMENT_TYPES else parameter.type
+    if _varies(operator, parameter):
+        kind = _own(parameter)
     return defs.OpSchema.FormalParameter(
         parameter.name, kind, parameter.doc, param_option=option.Optional if parameter.optional else option.Single
     )

@@ -8,7 +8,7 @@ import onnx
 import onnxruntime
 import torch
 from deepseek_ops.operators import BY_NAME
-from deepseek_ops.registry import DOMAIN, ELEMENT_TYPES, Operator
+from deepseek_ops.registry import CPU, DOMAIN, ELEMENT_TYPES, Operator
 from onnx import TensorProto, helper
 from torch import Tensor
 
@@ -41,6 +41,8 @@ class OneNode:
         constant: inputs that are initialisers.
         outputs: which outputs are wanted; all that are not optional by default.
         output_types: instead of those that follow from the inputs.
+        provider: whose row of the operator it is. Tensors are bound where they are.
+        runs_on: the session's provider, where it is another one.
     """
 
     def __init__(
@@ -55,8 +57,11 @@ class OneNode:
         outputs: Sequence[str] | None = None,
         output_types: Mapping[str, int] | None = None,
         threads: int = 1,
+        provider: str = CPU,
+        runs_on: str | None = None,
+        provider_options: Mapping[str, str] | None = None,
     ) -> None:
-        self.operator = BY_NAME[name]
+        self.operator = BY_NAME[name].on(provider)
         self.attributes = dict(attributes or {})
         self.outputs = list(outputs or (each.name for each in self.operator.outputs if not each.optional))
         self._constants = {key: inputs[key] for key in constant}
@@ -69,8 +74,11 @@ class OneNode:
         options.enable_cpu_mem_arena = False
         options.log_severity_level = 4
         options.register_custom_ops_library(str(library))
+        chosen = runs_on or provider
+        if chosen != CPU:
+            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         self.session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            model.SerializeToString(), options, providers=[(chosen, dict(provider_options or {}))]
         )
 
     def run(self, inputs: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]] | None = None) -> dict[str, Tensor]:
@@ -88,9 +96,9 @@ class OneNode:
         binding = self.session.io_binding()
         for key, value in given.items():
             assert value.is_contiguous(), key
-            binding.bind_input(key, "cpu", 0, NUMBERS[value.dtype], tuple(value.shape), value.data_ptr())
+            binding.bind_input(key, value.device.type, 0, NUMBERS[value.dtype], tuple(value.shape), value.data_ptr())
         for key, value in outputs.items():
-            binding.bind_output(key, "cpu", 0, NUMBERS[value.dtype], tuple(value.shape), value.data_ptr())
+            binding.bind_output(key, value.device.type, 0, NUMBERS[value.dtype], tuple(value.shape), value.data_ptr())
         # The binding knows addresses only.
         binding.kept = (given, outputs)
         return binding, outputs
@@ -104,7 +112,8 @@ class OneNode:
             sizes = [list(inputs[each.name].shape) if each.name in inputs else None for each in self.operator.inputs]
             shape = self.operator.output_shape(output, self.operator.bind(sizes, self._filled()))
         # Poison shows what was not written.
-        return torch.full(tuple(shape), 77 if not dtype.is_floating_point else float("nan"), dtype=dtype)
+        poison = 77 if not dtype.is_floating_point else float("nan")
+        return torch.full(tuple(shape), poison, dtype=dtype, device=next(iter(inputs.values())).device)
 
     def _filled(self) -> dict[str, Any]:
         defaults = {each.name: each.default for each in self.operator.attributes if each.default is not None}
@@ -121,7 +130,9 @@ def output_type(operator: Operator, constraint: str, inputs: Mapping[str, Tensor
     if constraint in ELEMENT_TYPES:
         return constraint
     names = {dtype: name for name, dtype in DTYPES.items()}
-    return next(names[inputs[each.name].dtype] for each in operator.inputs if each.type == constraint)
+    return next(
+        names[inputs[each.name].dtype] for each in operator.inputs if each.type == constraint and each.name in inputs
+    )
 
 
 def one_node_model(
@@ -171,5 +182,5 @@ def _declared(name: str, tensor: Tensor, shapes: Shapes) -> list[int] | list[str
 
 def tensor_proto(name: str, tensor: Tensor) -> TensorProto:
     """A tensor as an initialiser."""
-    data = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    data = tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return helper.make_tensor(name, NUMBERS[tensor.dtype], list(tensor.shape), data, raw=True)

@@ -140,6 +140,12 @@ def _matmul(draw: Draw) -> Case:
     return Case("DeepSeekMatMul", draw.dtype, inputs, {}, {"y": _product(inputs, inputs["weight"])})
 
 
+def _logits(draw: Draw) -> Case:
+    case = _matmul(draw)
+    inputs = {name: case.inputs[name] for name in ("x", "weight")}
+    return Case("DeepSeekLogits", draw.dtype, inputs, {}, {"logits": _product(inputs, inputs["weight"])})
+
+
 def _packed_int4(
     draw: Draw, inputs: dict[str, Tensor], name: str, *shape: int, group: int, dtype: torch.dtype, scale: float
 ) -> Tensor:
@@ -306,8 +312,12 @@ def _moe_gate(draw: Draw) -> Case:
     groups = 1 if method == "greedy" else draw.size(1, 8)
     width, kept = draw.size(2, 40), draw.size(1, groups)
     top_k, normalize, scaling = draw.size(1, min(8, width * kept)), draw.flip(), draw.rng.choice((1.0, 2.5))
-    logits = draw.normal(draw.size(1, 9), groups * width, dtype=torch.float32, scale=2.0)
-    inputs = {"logits": logits}
+    rows, hidden, shared = draw.size(1, 9), draw.size(1, 70), draw.size(0, 2)
+    inputs = {
+        "x": draw.normal(rows, hidden, scale=hidden**-0.5),
+        "weight": draw.normal(groups * width, hidden, dtype=draw.weights(), scale=2.0),
+    }
+    logits = inputs["x"].float() @ inputs["weight"].float().t()
     options = {"top_k": top_k, "normalize": normalize, "scaling": scaling}
     if method == "greedy":
         weights, experts = moe_gate.greedy(logits, **options)
@@ -323,8 +333,14 @@ def _moe_gate(draw: Draw) -> Case:
         "topk_group": kept,
         "norm_topk_prob": int(normalize),
         "routed_scaling_factor": scaling,
+        "n_shared_experts": shared,
     }
-    return Case("DeepSeekMoEGate", torch.float32, inputs, attributes, {"weights": weights, "experts": experts})
+    weights = torch.cat((weights, torch.ones(rows, shared)), dim=1)
+    experts = torch.cat((experts, torch.arange(groups * width, groups * width + shared).expand(rows, -1)), dim=1)
+    if draw.flip():
+        slots = inputs["slots"] = draw.integers(-1, 3, rows)
+        experts[slots < 0] = -1
+    return Case("DeepSeekMoEGate", draw.dtype, inputs, attributes, {"weights": weights, "experts": experts.int()})
 
 
 def _routed_rows(draw: Draw, hidden: int, count: int) -> dict[str, Tensor]:
@@ -332,8 +348,11 @@ def _routed_rows(draw: Draw, hidden: int, count: int) -> dict[str, Tensor]:
     inputs = {
         "x": draw.normal(rows, hidden),
         "weights": draw.uniform(rows, top_k, dtype=torch.float32),
-        "experts": torch.stack([torch.tensor(draw.rng.sample(range(count), top_k)) for _ in range(rows)]),
+        "experts": torch.stack([torch.tensor(draw.rng.sample(range(count), top_k)) for _ in range(rows)]).int(),
     }
+    if draw.flip():
+        # Of padding; any choice may be none.
+        inputs["experts"][draw.rng.randrange(rows)] = -1
     if draw.flip():
         inputs["residual"] = draw.normal(rows, hidden)
     return inputs
@@ -341,12 +360,12 @@ def _routed_rows(draw: Draw, hidden: int, count: int) -> dict[str, Tensor]:
 
 def _mixed(inputs: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Tensor:
     """The experts' reference; `weights` are those of the operator, whatever `inputs` holds them as."""
-    x = inputs["x"].float()
+    x, experts = inputs["x"].float(), inputs["experts"]
     y = grouped_experts(
         x,
         inputs["residual"].float() if "residual" in inputs else torch.zeros_like(x),
-        inputs["weights"],
-        inputs["experts"],
+        inputs["weights"].where(experts >= 0, 0.0),
+        experts.clamp(min=0).long(),
         weights["gate_up"].float().permute(2, 0, 1).contiguous(),
         weights["down"].float().transpose(1, 2).contiguous(),
         0,
@@ -388,6 +407,7 @@ _MAKERS: dict[str, Callable[[Draw], Case]] = {
     "DeepSeekRotaryEmbedding": _rotary_embedding,
     "DeepSeekSwiGLU": _swiglu,
     "DeepSeekMatMul": _matmul,
+    "DeepSeekLogits": _logits,
     "DeepSeekMatMulInt4": _matmul_int4,
     "DeepSeekMatMulFp8Block": _matmul_fp8_block,
     "DeepSeekMLAPagedAttention": _mla_paged_attention,

@@ -69,7 +69,7 @@ class ModelWriter:
         if not config.tie_word_embeddings:
             table = self._weight("lm_head.weight", config.vocab_size, config.hidden_size)
         graph.input("hidden", _FLOAT, "N", config.hidden_size)
-        graph.deepseek("DeepSeekMatMul", "lm_head", {"x": "hidden", "weight": table}, {"y": "logits"})
+        graph.deepseek("DeepSeekLogits", "lm_head", {"x": "hidden", "weight": table}, {"logits": "logits"})
         graph.output("logits", _FLOAT, "N", config.vocab_size)
         return graph.model(f"{config.architecture}.head", [each for each in self.files.tensors if each.name == table])
 
@@ -184,15 +184,14 @@ class ModelWriter:
         config, graph = self._deepseek, self.graph
         count = config.n_routed_experts
         gate = self._weight(f"{prefix}.gate.weight", count, config.hidden_size)
-        logits = graph.deepseek("DeepSeekMatMul", f"{prefix}.gate", {"x": x, "weight": gate})[0]
         bias = None
         if config.topk_method == "noaux_tc":
             bias = self._weight(f"{prefix}.gate.e_score_correction_bias", count, dtype=torch.float32)
         grouped = config.topk_method != "greedy"
         weights, experts = graph.deepseek(
             "DeepSeekMoEGate",
-            f"{prefix}.choice",
-            {"logits": logits, "bias": bias},
+            f"{prefix}.gate",
+            {"x": x, "weight": gate, "bias": bias},
             topk_method=config.topk_method,
             num_experts_per_tok=config.num_experts_per_tok,
             n_group=config.n_group if grouped else 1,

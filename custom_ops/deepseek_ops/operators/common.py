@@ -1,8 +1,14 @@
 """What several rows share."""
 
-from deepseek_ops.registry import Attribute, Input, Requirement, Tolerance
+from collections.abc import Mapping
+
+from deepseek_ops.registry import CPU, CUDA, Attribute, Input, Requirement, Tolerance
 
 FLOATS = ("float", "float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
+PROVIDERS = (CPU, CUDA)
+ON_CUDA: Mapping[str, str | tuple[str, ...]] = {"T": HALVES, "W": "T"}
+"""Types on CUDA: the kernels take a half type, and weights of the activations' own."""
 
 # Sums are float32 whatever the type; a half type rounds its inputs the same way on both sides and its output once.
 TOLERANCE = {"float": Tolerance(2e-5, 2e-5), "float16": Tolerance(2e-3, 2e-3), "bfloat16": Tolerance(1.6e-2, 1.6e-2)}

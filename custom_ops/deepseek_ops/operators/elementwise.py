@@ -1,7 +1,7 @@
 """Operators on rows: norm, rotary embedding, activation."""
 
-from deepseek_ops.operators.common import FLOATS, TOLERANCE, attribute
-from deepseek_ops.registry import Input, Operator, Output, Requirement
+from deepseek_ops.operators.common import FLOATS, HALVES, ON_CUDA, PROVIDERS, TOLERANCE, attribute
+from deepseek_ops.registry import CUDA, Input, Operator, Output, Requirement, Tolerance
 
 _HEADS = attribute("num_heads", "a row is this many heads of one width", 1)
 
@@ -28,6 +28,8 @@ RMS_NORM = Operator(
         Requirement("N", "D // num_heads"),
     ),
     tolerance=TOLERANCE,
+    providers=PROVIDERS,
+    cuda=ON_CUDA,
 )
 
 ROTARY_EMBEDDING = Operator(
@@ -68,4 +70,24 @@ SWIGLU = Operator(
     types={"T": FLOATS},
     requirements=(Requirement("D // 2 * 2", "D", equal=True),),
     tolerance=TOLERANCE,
+    providers=PROVIDERS,
+    cuda=ON_CUDA,
+)
+
+EMBEDDING = Operator(
+    name="DeepSeekEmbedding",
+    kernel="embedding",
+    reference="deepseek_engine.kernels.step_inputs_triton:embed",
+    doc="y[t] = table[token_ids[t]], or table[last_tokens[sources[t]]] where sources[t] is not below 0: a step can"
+    " begin before the host knows the tokens that the last one drew.",
+    inputs=(
+        Input("token_ids", "int64", ("T",), "of the rows"),
+        Input("table", "T", ("V", "D"), "the embedding"),
+        Input("sources", "int32", ("T",), "a place of last_tokens that holds the row's token, or below 0"),
+        Input("last_tokens", "int64", ("L",), "tokens that were drawn"),
+    ),
+    outputs=(Output("y", "T", ("T", "D"), "rows of the table"),),
+    types={"T": HALVES},
+    tolerance={name: Tolerance(0.0, 0.0) for name in HALVES},
+    providers=(CUDA,),
 )

@@ -1,23 +1,38 @@
 """The mixture of experts: gate and experts."""
 
-from deepseek_ops.operators.common import FLOATS, GROUP_SIZE, TOLERANCE, WHOLE_BYTES, attribute, packed_int4, residual
-from deepseek_ops.registry import Attribute, Input, Operator, Output, Requirement
+from dataclasses import replace
+
+from deepseek_ops.operators.common import (
+    FLOATS,
+    GROUP_SIZE,
+    ON_CUDA,
+    PROVIDERS,
+    TOLERANCE,
+    WHOLE_BYTES,
+    attribute,
+    packed_int4,
+    residual,
+)
+from deepseek_ops.registry import CUDA, Attribute, Input, Operator, Output, Requirement
 
 MOE_GATE = Operator(
     name="DeepSeekMoEGate",
     kernel="moe_gate",
     reference="deepseek_engine.kernels.moe_gate",
-    doc="Chooses experts. greedy: the best of softmax(logits) (V2-Lite); group_limited_greedy: within the topk_group"
-    " groups whose best expert scores highest (V2); noaux_tc: by sigmoid(logits) + bias within the groups whose two"
-    " best score highest in sum, weights without the bias (V3). Weights are divided by their sum + 1e-20 where"
-    " norm_topk_prob, then multiplied by routed_scaling_factor. Of equal scores the lower expert is taken.",
+    doc="Chooses experts by logits = x weight^T in float32. greedy: the best of softmax(logits) (V2-Lite);"
+    " group_limited_greedy: within the topk_group groups whose best expert scores highest (V2); noaux_tc: by"
+    " sigmoid(logits) + bias within the groups whose two best score highest in sum, weights without the bias (V3)."
+    " Weights are divided by their sum + 1e-20 where norm_topk_prob, then multiplied by routed_scaling_factor. Of equal"
+    " scores the lower expert is taken. Shared experts are further choices: E, E + 1, ... of weight 1.",
     inputs=(
-        Input("logits", "float", ("T", "E"), "of the router"),
+        Input("x", "T", ("T", "D"), "rows"),
+        Input("weight", "G", ("E", "D"), "of the router", panels=True),
         Input("bias", "float", ("E",), "e_score_correction_bias, for noaux_tc", optional=True),
+        Input("slots", "int64", ("T",), "where below 0 the row is padding: its choices are -1", optional=True),
     ),
     outputs=(
-        Output("weights", "float", ("T", "num_experts_per_tok"), "best first"),
-        Output("experts", "int64", ("T", "num_experts_per_tok"), "whose they are"),
+        Output("weights", "float", ("T", "num_experts_per_tok + n_shared_experts"), "best first, then the shared"),
+        Output("experts", "int32", ("T", "num_experts_per_tok + n_shared_experts"), "whose they are"),
     ),
     attributes=(
         Attribute(
@@ -32,7 +47,9 @@ MOE_GATE = Operator(
         attribute("topk_group", "groups that a row may choose from", 1),
         attribute("norm_topk_prob", "whether the weights of a row are made to sum to 1", 0, minimum=0),
         attribute("routed_scaling_factor", "what weights are multiplied by", 1.0),
+        attribute("n_shared_experts", "experts beside the E that every row chooses, with weight 1", 0, minimum=0),
     ),
+    types={"T": FLOATS, "G": FLOATS},
     requirements=(
         Requirement("E // n_group * n_group", "E", equal=True),
         Requirement("topk_group", "n_group"),
@@ -40,14 +57,17 @@ MOE_GATE = Operator(
         Requirement("norm_topk_prob", "1"),
     ),
     tolerance={"float": TOLERANCE["float"]},
+    providers=PROVIDERS,
+    cuda={"T": ON_CUDA["T"], "G": "float"},
 )
 
 _ROUTED = (
     Input("x", "T", ("T", "D"), "rows"),
     Input("weights", "float", ("T", "K"), "of the gate"),
-    Input("experts", "int64", ("T", "K"), "of the gate"),
+    Input("experts", "int32", ("T", "K"), "of the gate; one below 0 is none"),
 )
 _RESIDUAL = residual(("T", "D"))
+_STACK = {CUDA: "put the shared experts behind the routed ones and have the gate choose them (n_shared_experts)"}
 _ROWS = (Output("y", "T", ("T", "D"), "rows"),)
 _REFERENCE = "deepseek_engine.kernels.moe_experts:moe_experts"
 
@@ -69,14 +89,17 @@ MOE = Operator(
             "of the shared expert, which every row runs",
             optional=True,
             panels=True,
+            refused=_STACK,
         ),
-        Input("shared_down", "W", ("D", "J"), "of the shared expert", optional=True, panels=True),
-        _RESIDUAL,
+        Input("shared_down", "W", ("D", "J"), "of the shared expert", optional=True, panels=True, refused=_STACK),
+        replace(_RESIDUAL, refused={CUDA: "the DeepSeekRMSNorm that follows adds it in the same pass"}),
     ),
     outputs=_ROWS,
     types={"T": FLOATS, "W": FLOATS},
     requirements=(Requirement("K", "E"),),
     tolerance=TOLERANCE,
+    providers=PROVIDERS,
+    cuda=ON_CUDA,
 )
 
 MOE_INT4 = Operator(

@@ -1,6 +1,16 @@
 """Products with weights that are read as they are stored: [out, in], as checkpoints have them."""
 
-from deepseek_ops.operators.common import FLOATS, GROUP_SIZE, TOLERANCE, WHOLE_BYTES, attribute, packed_int4, residual
+from deepseek_ops.operators.common import (
+    FLOATS,
+    GROUP_SIZE,
+    ON_CUDA,
+    PROVIDERS,
+    TOLERANCE,
+    WHOLE_BYTES,
+    attribute,
+    packed_int4,
+    residual,
+)
 from deepseek_ops.registry import Input, Operator, Output
 
 _X = Input("x", "T", ("T", "K"), "rows")
@@ -24,6 +34,21 @@ MATMUL = Operator(
     outputs=_OUTPUTS,
     types={"T": FLOATS, "W": FLOATS},
     tolerance=TOLERANCE,
+    providers=PROVIDERS,
+    cuda=ON_CUDA,
+)
+
+LOGITS = Operator(
+    name="DeepSeekLogits",
+    kernel="logits",
+    reference=_REFERENCE,
+    doc="logits = x weight^T as float32, which are rounded to no half type on the way; otherwise as DeepSeekMatMul.",
+    inputs=(_X, Input("weight", "W", ("N", "K"), "as stored: [out, in]", panels=True)),
+    outputs=(Output("logits", "float", ("T", "N"), "the product"),),
+    types={"T": FLOATS, "W": FLOATS},
+    tolerance=TOLERANCE,
+    providers=PROVIDERS,
+    cuda=ON_CUDA,
 )
 
 MATMUL_INT4 = Operator(

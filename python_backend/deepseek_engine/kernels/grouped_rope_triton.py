@@ -31,6 +31,7 @@ from deepseek_engine.kernels.variants import Kernel, LaunchPlan, Step, Table, Va
 @triton.jit
 def grouped_rope_cache_kernel(
     q_ptr,
+    out_ptr,
     k_ptr,
     v_ptr,
     q_weight_ptr,
@@ -42,6 +43,8 @@ def grouped_rope_cache_kernel(
     slots_ptr,
     q_token_stride,
     q_head_stride,
+    out_token_stride,
+    out_head_stride,
     k_token_stride,
     k_head_stride,
     v_token_stride,
@@ -70,7 +73,8 @@ def grouped_rope_cache_kernel(
     if block < query_blocks:
         head = block * BLOCK_HEADS + lane
         rows = q_ptr + token * q_token_stride + head * q_head_stride
-        rotate_rows(rows, rows, head < heads, cos, sin, half, HALF, INTERLEAVED, q_weight_ptr, eps, NORM)
+        out_rows = out_ptr + token * out_token_stride + head * out_head_stride
+        rotate_rows(rows, out_rows, head < heads, cos, sin, half, HALF, INTERLEAVED, q_weight_ptr, eps, NORM)
     else:
         slot = tl.load(slots_ptr + token)
         if slot >= 0:
@@ -118,6 +122,8 @@ def variant(
 _STRIDES = (
     "q_token_stride",
     "q_head_stride",
+    "out_token_stride",
+    "out_head_stride",
     "k_token_stride",
     "k_head_stride",
     "v_token_stride",
@@ -125,7 +131,7 @@ _STRIDES = (
     "keys_stride",
     "values_stride",
 )
-_POINTERS = ("q_ptr", "k_ptr", "v_ptr", "q_weight_ptr", "k_weight_ptr", "keys_ptr", "values_ptr")
+_POINTERS = ("q_ptr", "out_ptr", "k_ptr", "v_ptr", "q_weight_ptr", "k_weight_ptr", "keys_ptr", "values_ptr")
 GROUPED_ROPE_CACHE = Table(
     Kernel(
         name="grouped_rope_cache",
@@ -217,6 +223,7 @@ def grouped_rope_cache(
         PLAN.steps[0].blocks(dims, chosen),
         {
             "q_ptr": q,
+            "out_ptr": q,
             "k_ptr": k,
             "v_ptr": v,
             "q_weight_ptr": q_weight,
@@ -228,6 +235,8 @@ def grouped_rope_cache(
             "slots_ptr": slots,
             "q_token_stride": q.stride(0),
             "q_head_stride": q.stride(1),
+            "out_token_stride": q.stride(0),
+            "out_head_stride": q.stride(1),
             "k_token_stride": k.stride(0),
             "k_head_stride": k.stride(1),
             "v_token_stride": v.stride(0),

@@ -48,7 +48,9 @@ def source(kernel: Kernel, variant: Variant, dtype: str, architecture: int) -> A
     if list(signature) != list(function.arg_names):
         raise LaunchError(f"kernel {kernel.name} declares {list(signature)}, {kernel.entry} takes {function.arg_names}")
     order = list(signature)
-    attributes = {(order.index(name),): [["tt.divisibility", kernel.alignment(name)]] for name in kernel.divisible}
+    # In the signature's order: caches know a binary by the text of this, and a set's order is another in each process.
+    divisible = [name for name in order if name in kernel.divisible]
+    attributes = {(order.index(name),): [["tt.divisibility", kernel.alignment(name)]] for name in divisible}
     constants = {(order.index(name),): value for name, value in constexprs.items()}
     kind = GluonASTSource if function.is_gluon() else ASTSource
     return kind(function, signature, constants, attributes)

@@ -262,6 +262,11 @@ GATE_CHOOSE = Table(
         _choose_row("v2_lite", "greedy", 64, 1, 1, 6, 2, False),
         _choose_row("v2", "group_limited_greedy", 160, 8, 3, 6, 2, False),
         _choose_row("v3", "noaux_tc", 256, 8, 4, 8, 1, True),
+        # The demo checkpoint, and a small one of each family that tests make.
+        _choose_row("demo", "noaux_tc", 16, 4, 2, 4, 1, True),
+        _choose_row("small_v2_lite", "greedy", 16, 1, 1, 4, 2, False),
+        _choose_row("small_v2", "group_limited_greedy", 16, 4, 2, 4, 2, False),
+        _choose_row("small_v3", "noaux_tc", 16, 4, 2, 6, 1, True),
     ),
 )
 TABLES = (GATE_LOGITS, GATE_CHOOSE)

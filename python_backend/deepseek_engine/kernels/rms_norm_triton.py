@@ -50,9 +50,11 @@ def add_rms_norm_kernel(
     residual_ptr,
     weight_ptr,
     out_ptr,
+    sum_ptr,
     x_stride,
     residual_stride,
     out_stride,
+    sum_stride,
     width,
     eps,
     BLOCK: tl.constexpr,
@@ -66,7 +68,7 @@ def add_rms_norm_kernel(
     residual = tl.load(residual_ptr + row * residual_stride + columns, mask=inside, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
     total = (x + residual).to(out_ptr.dtype.element_ty)
-    tl.store(residual_ptr + row * residual_stride + columns, total, mask=inside)
+    tl.store(sum_ptr + row * sum_stride + columns, total, mask=inside)
     out = normalise_rows(total.to(tl.float32), weight, inside, width, eps)
     tl.store(out_ptr + row * out_stride + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -111,15 +113,28 @@ ADD_RMS_NORM = Table(
             "residual_ptr": "*T",
             "weight_ptr": "*T",
             "out_ptr": "*T",
+            "sum_ptr": "*T",
             "x_stride": "i32",
             "residual_stride": "i32",
             "out_stride": "i32",
+            "sum_stride": "i32",
             "width": "i32",
             "eps": "fp32",
         },
         constants=("BLOCK",),
         divisible=frozenset(
-            ("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "x_stride", "residual_stride", "out_stride", "width")
+            (
+                "x_ptr",
+                "residual_ptr",
+                "weight_ptr",
+                "out_ptr",
+                "sum_ptr",
+                "x_stride",
+                "residual_stride",
+                "out_stride",
+                "sum_stride",
+                "width",
+            )
         ),
         chained=True,
     ),
@@ -172,9 +187,11 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, var
             "residual_ptr": residual,
             "weight_ptr": weight,
             "out_ptr": out,
+            "sum_ptr": residual,
             "x_stride": x.stride(0),
             "residual_stride": residual.stride(0),
             "out_stride": out.stride(0),
+            "sum_stride": residual.stride(0),
             "width": x.shape[1],
             "eps": eps,
         },

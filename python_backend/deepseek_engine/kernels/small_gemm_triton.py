@@ -371,7 +371,8 @@ ROWS_GEMM = _gemm_table("rows_gemm", "*T", _COMBINATIONS, TILINGS)
 _WHOLE = tuple(replace(tiling, tiles=(1, 2**30)) for tiling in TILINGS if tiling.splits == 1)
 ROWS_GEMM_FP32 = _gemm_table("rows_gemm_fp32", "*fp32", _LOGITS, _WHOLE)
 TABLES = (ROW_GEMV, ROW_GEMV_FP32, ROWS_GEMM, ROWS_GEMM_FP32)
-GEMV_PLAN = LaunchPlan("row_gemv", (Step("row_gemv", ("ceil_div(columns, BLOCK_N)",)),))
+_GEMV_GRID = ("ceil_div(columns, BLOCK_N)",)
+GEMV_PLAN = LaunchPlan("row_gemv", (Step("row_gemv", _GEMV_GRID),))
 GEMM_PLAN = LaunchPlan(
     "rows_gemm",
     (Step("rows_gemm", ("ceil_div(columns, BLOCK_N)", "SPLITS")),),
@@ -381,7 +382,7 @@ GEMM_PLAN = LaunchPlan(
     },
 )
 """The counters must be 0 before the first launch; every launch leaves them so. Streams may not share them."""
-PLANS = (GEMV_PLAN, GEMM_PLAN)
+PLANS = (GEMV_PLAN, LaunchPlan("row_gemv_fp32", (Step("row_gemv_fp32", _GEMV_GRID),)), GEMM_PLAN)
 
 
 @dataclass(slots=True)

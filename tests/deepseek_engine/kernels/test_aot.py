@@ -33,6 +33,7 @@ KERNELS_WITHOUT_COPIES = {
     "apply_edits",
     "embed",
     "swiglu",
+    "gather_entries",
 }
 """Their loads go to registers; every other kernel feeds tensor cores and must copy asynchronously."""
 

@@ -1,0 +1,192 @@
+"""The C++ operators launch what the engine's Python launcher would for the same shapes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cuda_cases import (
+    SMALL_CASES,
+    V2_LITE,
+    V3,
+    CudaCase,
+    Maker,
+    Numbers,
+    attention_case,
+    experts_case,
+    gate_case,
+    norm_case,
+    product_case,
+)
+from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.head_gemm_triton import head_gemm
+from deepseek_engine.kernels.mla_decode_triton import decode_plan, mla_decode
+from deepseek_engine.kernels.moe_gate_triton import moe_gate
+from deepseek_engine.kernels.moe_triton import moe_experts
+from deepseek_engine.kernels.rms_norm_triton import add_rms_norm, rms_norm
+from deepseek_engine.kernels.rope_cache_triton import rope_cache
+from deepseek_engine.kernels.small_gemm_triton import Workspace, small_gemm
+from deepseek_engine.kernels.swiglu_triton import swiglu
+from deepseek_engine.kernels.variants import Kernel, Variant
+from deepseek_ops.registry import CPU, CUDA
+from fake_cuda import FakeCuda
+from one_node import OneNode
+from torch import Tensor
+
+Python = tuple[str, str, tuple[int, int, int], dict[str, int | float]]
+WIDE: tuple[Maker, ...] = (
+    norm_case(7, 2048, residual=True, sums=True),
+    product_case(1, 2048, 576),
+    gate_case("v2_lite", 1, 256),
+    gate_case("v3", 70, 256),
+    experts_case(1, 256, 128, 66, 8),
+    experts_case(9, 256, 128, 66, 8),
+    experts_case(300, 64, 32, 8, 2),
+    attention_case(V2_LITE, [(1, 100), (1, 3)], padded=2),
+    attention_case(V2_LITE, [(4, 70)], page=32),
+    attention_case(V3, [(1, 65)]),
+)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Python]:
+    """What the Python launcher is asked for, on a device as the fake one."""
+    found: list[Python] = []
+
+    def launch(kernel: Kernel, row: Variant, blocks: tuple[int, int, int], given: Mapping[str, Any]) -> None:
+        numbers = {name: given[name] for name, kind in kernel.signature.items() if not kind.startswith("*")}
+        found.append((kernel.name, row.name, blocks, numbers))
+
+    monkeypatch.setattr(launcher, "launch", launch)
+    monkeypatch.setattr(launcher, "capability", lambda device: 90)
+    monkeypatch.setattr(launcher, "multiprocessors", lambda device: 3)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("make", [*SMALL_CASES, *WIDE])
+def test_launches_are_those_of_the_python_launcher(
+    named_library: Path, cuda: FakeCuda, recorded: list[Python], make: Maker, dtype: torch.dtype
+) -> None:
+    case = make(Numbers(dtype, 0))
+    node = OneNode(
+        named_library,
+        case.operator,
+        case.inputs,
+        case.attributes,
+        constant=case.constant,
+        outputs=list(case.expected),
+        provider=CUDA,
+        runs_on=CPU,
+    )
+    node.run(case.inputs)
+    if case.operator not in _PYTHON:
+        pytest.skip("the engine's decoder has no such step")
+    _PYTHON[case.operator](case)
+    assert len(cuda.launches) == len(recorded)
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    for launch, (kernel, row, blocks, numbers) in zip(sorted_by_kernel(cuda), sorted(recorded), strict=True):
+        assert (launch.kernel.name, launch.row.name, launch.grid) == (kernel, row, blocks)
+        assert launch.dtype == (name if launch.kernel.is_typed else "bf16")
+        assert launch.threads == 32 * launch.row.num_warps
+        assert launch.chained == launch.kernel.chained or launch.kernel.name.startswith("row_gemv")
+        for argument, value in numbers.items():
+            if argument not in _STRIDES_OF_THEIR_OWN.get(kernel, ()):
+                assert launch.arguments[argument] == pytest.approx(value, rel=1e-6), (kernel, argument)
+
+
+def sorted_by_kernel(cuda: FakeCuda) -> list[Any]:
+    def key(launch: Any) -> Python:
+        numbers = {name: launch.arguments[name] for name, kind in launch.kernel.signature.items() if kind[0] != "*"}
+        return launch.kernel.name, launch.row.name, launch.grid, numbers
+
+    return sorted(cuda.launches, key=lambda launch: key(launch)[:3])
+
+
+_STRIDES_OF_THEIR_OWN = {"row_gemv": ("eps",), "row_gemv_fp32": ("eps",)}
+
+
+def _norm(case: CudaCase) -> None:
+    x, weight, heads = case.inputs["x"], case.inputs["weight"], case.attributes["num_heads"]
+    if "residual" in case.inputs:
+        add_rms_norm(x, case.inputs["residual"].clone(), weight, case.attributes["epsilon"])
+    else:
+        rms_norm(x.view(-1, x.shape[1] // heads), weight, case.attributes["epsilon"])
+
+
+def _product(case: CudaCase) -> None:
+    x, weight = case.inputs["x"], case.inputs["weight"]
+    added = [case.inputs[name] for name in ("bias", "residual") if name in case.inputs]
+    if x.shape[0] == 1 and len(added) < 2:
+        wide = torch.float32 if case.operator == "DeepSeekLogits" else None
+        residual = added[0].view(1, -1) if added else None
+        small_gemm(x, weight, Workspace.reserve(4096, x.device), residual=residual, out_dtype=wide)
+
+
+def _gate(case: CudaCase) -> None:
+    given = case.attributes
+    moe_gate(
+        case.inputs["x"],
+        case.inputs["weight"],
+        case.inputs.get("bias"),
+        method=given["topk_method"],
+        top_k=given["num_experts_per_tok"],
+        groups=given["n_group"],
+        topk_groups=given["topk_group"],
+        normalize=bool(given["norm_topk_prob"]),
+        scaling=given["routed_scaling_factor"],
+        shared=given["n_shared_experts"],
+        slots=case.inputs.get("slots"),
+    )
+
+
+def _attention(case: CudaCase) -> None:
+    inputs, given = case.inputs, case.attributes
+    heads, nope, rope, v = (given[n] for n in ("num_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    q = inputs["q"].unflatten(1, (heads, nope + rope))
+    q_pe = q.narrow(2, nope, rope)
+    rank, page = inputs["latent_norm"].shape[0], inputs["cache"].shape[1]
+    plane = inputs["cache"].view(-1, rank + rope)
+    kv_b = inputs["kv_b"].view(heads, nope + v, rank)
+    target = q_pe.new_empty(q_pe.shape)
+    rope_cache(
+        q_pe,
+        inputs["entries"],
+        inputs["latent_norm"],
+        given["latent_epsilon"],
+        inputs["rotations"],
+        inputs["positions"],
+        inputs["slots"],
+        plane,
+        interleaved=bool(given["interleaved"]),
+        out=target,
+    )
+    plan = decode_plan(
+        inputs["context_lengths"],
+        inputs["query_starts"],
+        inputs["block_tables"],
+        page=page,
+        heads=heads,
+        rank=rank,
+        rotary=rope,
+        dtype=case.dtype,
+        max_queries=int(inputs["host_batch"][:, 0].max()),
+        table_rows=inputs["table_rows"],
+    )
+    mixed: Tensor = head_gemm(q.narrow(2, 0, nope), kv_b.narrow(1, 0, nope), by_column=False)
+    mixed, _ = mla_decode(mixed, target, plane, plan, given["scale"])
+    head_gemm(mixed, kv_b.narrow(1, nope, v), by_column=True)
+
+
+_PYTHON: Mapping[str, Any] = {
+    "DeepSeekRMSNorm": _norm,
+    "DeepSeekSwiGLU": lambda case: swiglu(case.inputs["gate_up"]),
+    "DeepSeekMatMul": _product,
+    "DeepSeekLogits": _product,
+    "DeepSeekMoEGate": _gate,
+    "DeepSeekMoE": lambda case: moe_experts(
+        *(case.inputs[name] for name in ("x", "weights", "experts", "gate_up", "down"))
+    ),
+    "DeepSeekMLAPagedAttention": _attention,
+}
