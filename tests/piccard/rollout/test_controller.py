@@ -18,7 +18,7 @@ from piccard.rollout.controller import Controller
 from piccard.rollout.synthetic import Behaviour, golden_of
 from piccard_canary.rollout.course import Phase
 from piccard_canary.rollout.golden import GoldenComparison
-from piccard_canary.rollout.verdict import Verdict
+from piccard_canary.rollout.judgement import Verdict
 from piccard_contract.lifecycle import VersionState
 from piccard_contract.process_lock import AlreadyHeldError
 from piccard_server import make_scripted_home

@@ -17,8 +17,8 @@ from piccard_canary.rollout.course import (
     moved,
 )
 from piccard_canary.rollout.from_log import ended_at, observed, parse_line
+from piccard_canary.rollout.judgement import Judgement, figures
 from piccard_canary.rollout.observations import Observation, Observations
-from piccard_canary.rollout.verdict import Judgement, figures
 from piccard_canary.rollout.watcher import Watcher
 from piccard_contract.home import Service
 from piccard_contract.process_lock import ProcessLock
