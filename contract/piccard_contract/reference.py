@@ -184,10 +184,11 @@ _CHAT_EXAMPLE = """On `/generate*` a tensor that holds JSON is a string, so its 
 The answer's arrays of one element are scalars there, as in everything that `/generate*` answers."""
 
 _TIMEOUTS = """Give every call a timeout: of a stream between two responses, and of any other for the whole answer.
-Where a router or admission dies, Triton tells the clients of the requests in its hands nothing at all, or that a stub
-process is not healthy. After either, send the request again: new ones are answered within seconds
-([how many](operations.md#when-a-process-dies)), and none of them depends on what was lost. A stream of one choice may
-also be sent with the `token_ids` that it has so far as `output_ids`, which generates the rest alone."""
+Where a router or admission dies, or a version that is called itself, Triton tells the clients of the requests in its
+hands nothing at all, or that a stub process is not healthy. After either, send the request again: new ones are
+answered within seconds ([how many](operations.md#when-a-process-dies)), and none of them depends on what was lost. A
+stream of one choice may also be sent with the `token_ids` that it has so far as `output_ids`, which generates the rest
+alone."""
 
 _CANCELLING = """Through the ensembles nobody sees a client leave: a closed stream, a call that timed out and gRPC's own
 cancel leave the generation running until its last token, or until the policy's `abandoned_limit` ends it (see

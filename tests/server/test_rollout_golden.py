@@ -125,6 +125,7 @@ def test_a_canary_with_wrong_weights_is_aborted_without_a_request(server: Runnin
         f"golden_logprob: {metric['canary']:.4f} nats a token against {metric['stable']:.4f} over 16 golden prompts"
         in told["reason"]
     )
+    assert told["applied"] is False
     assert load_policy(server.service).canary is None
     audited = [json.loads(line)["to"] for line in server.service.audit_log.read_text().splitlines()]
     assert any(line.get("metrics", {}).get("golden_logprob", {}).get("verdict") == "fail" for line in audited)

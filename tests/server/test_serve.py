@@ -16,7 +16,7 @@ from piccard_contract.home import version_owner
 from piccard_contract.process_lock import is_held
 from piccard_server import RunningServer, free_ports, make_scripted_home, run_piccard, wait_for
 from running_stream import RunningStream
-from short_calls import answers, answers_unary, served_by
+from short_calls import TRY_TIMEOUT, answers, answers_unary, served_by
 from triton_calls import GrpcStream, grpc_inputs, http_generate, outputs_of
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
@@ -26,7 +26,7 @@ SCRIPT = {"tokens": 100, "delay_s": 0.01}
 
 def answers_itself(server: RunningServer, version: int) -> bool:
     try:
-        return served_by(server, server.service.llm, version=str(version)) == version
+        return served_by(server, server.service.llm, version=str(version), timeout=TRY_TIMEOUT) == version
     except (InferenceServerException, queue.Empty):
         return False
 

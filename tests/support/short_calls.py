@@ -9,17 +9,26 @@ from triton_calls import grpc_inputs, grpc_stream, outputs_of
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-# Seconds that a unary call is waited for: where its router is dead, it hangs.
-UNARY_TIMEOUT = 5.0
+# Seconds after which a call is given up and sent again: one in the hands of a process that dies, be it a router or a
+# version that is called itself, is never answered, though new ones soon are.
+TRY_TIMEOUT = 10.0
 
 
-def served_by(server: RunningServer, model: str | None = None, *, canary: bool = False, version: str = "") -> int:
+def served_by(
+    server: RunningServer,
+    model: str | None = None,
+    *,
+    canary: bool = False,
+    version: str = "",
+    timeout: float = 60.0,
+) -> int:
     """The version that streams one token.
 
     Args:
         model: the ensemble where it is not given.
         canary: whether X-Canary asks for the canary or forbids it.
         version: of the model; the server chooses where it is empty.
+        timeout: seconds.
 
     Raises:
         InferenceServerException: the call failed.
@@ -30,6 +39,7 @@ def served_by(server: RunningServer, model: str | None = None, *, canary: bool =
         model or server.service.ensemble,
         version=version,
         headers={"x-canary": "true" if canary else "false"},
+        timeout=timeout,
         text_input="one",
         stream=True,
         sampling_parameters={"max_tokens": 1},
@@ -45,7 +55,7 @@ def answers(server: RunningServer, model: str | None = None, *, canary: bool = F
     asked may be the one from before.
     """
     try:
-        version = served_by(server, model, canary=canary)
+        version = served_by(server, model, canary=canary, timeout=TRY_TIMEOUT)
     except (InferenceServerException, queue.Empty):
         return False
     return version == (2 if canary else server.state().stable)
@@ -56,7 +66,7 @@ def answers_unary(server: RunningServer) -> bool:
     client = InferenceServerClient(server.grpc)
     inputs = grpc_inputs(text_input="one", sampling_parameters={"max_tokens": 1})
     try:
-        result = client.infer(server.service.unary, inputs, client_timeout=UNARY_TIMEOUT)
+        result = client.infer(server.service.unary, inputs, client_timeout=TRY_TIMEOUT)
     except InferenceServerException:
         return False
     finally:

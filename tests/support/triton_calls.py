@@ -121,12 +121,13 @@ def grpc_stream(
     version: str = "",
     headers: dict[str, str] | None = None,
     parameters: dict[str, Any] | None = None,
+    timeout: float = 60.0,
     **inputs: Any,
 ) -> list[Outputs]:
-    """One request on a gRPC stream of its own; returns its responses."""
+    """One request on a gRPC stream of its own; returns its responses, each of which is waited for `timeout` seconds."""
     with GrpcStream(address, headers) as stream:
         stream.send(model, version=version, parameters=parameters, **inputs)
-        return list(stream.responses())
+        return list(stream.responses(timeout))
 
 
 def http_generate(

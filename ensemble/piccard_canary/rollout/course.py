@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from piccard_canary.rollout.judgement import Counts, Judgement, Verdict
 from piccard_canary.rollout.plan import Plan
-from piccard_canary.rollout.verdict import Counts, Judgement, Verdict
 
 KEPT_EVENTS = 200
 

@@ -58,8 +58,10 @@ class Strata:
     @classmethod
     def shared(cls, canary: Table, stable: Table) -> "Strata":
         """Those of all strata that can be compared."""
-        enough = (canary.sum(axis=1) >= MIN_PAIRS) & (stable.sum(axis=1) >= MIN_PAIRS)
-        return cls(canary[enough], stable[enough])
+        # The canary has requests in few: of the others stable's are not added up.
+        rows = np.flatnonzero(canary.sum(axis=1) >= MIN_PAIRS)
+        rows = rows[stable[rows].sum(axis=1) >= MIN_PAIRS]
+        return cls(canary[rows], stable[rows])
 
     def __len__(self) -> int:
         return len(self.canary)

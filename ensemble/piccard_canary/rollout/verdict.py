@@ -1,98 +1,17 @@
 """Verdicts over what both versions did: pass, fail or inconclusive, by metric and together."""
 
 from collections.abc import Sequence
-from enum import StrEnum
 from functools import partial
 from math import exp, log
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from piccard_canary.rollout.golden import GoldenComparison
+from piccard_canary.rollout.judgement import Counts, Judgement, MetricVerdict, Verdict
 from piccard_canary.rollout.paired import chance_above, upper_bound
 from piccard_canary.rollout.plan import FACTORS, MetricRule, Plan
 from piccard_canary.rollout.proportions import Trial, excess_bound, log_evidence
 from piccard_canary.rollout.ranks import Score, Strata, bins_of, quantile_bin, rank_score, ratio_estimate, tail_score
 from piccard_canary.rollout.strata import bin_seconds
 from piccard_canary.rollout.window import LATENCIES, THROUGHPUT, Window
-
-
-class Verdict(StrEnum):
-    """What the statistics say. FAIL wins over INCONCLUSIVE, which wins over PASS."""
-
-    PASS = "pass"
-    FAIL = "fail"
-    INCONCLUSIVE = "inconclusive"
-
-
-class MetricVerdict(BaseModel):
-    """What is said of one metric, with its figures.
-
-    Attributes:
-        required: whether the step needs its pass.
-        canary, stable: rates, medians over comparable strata in seconds (of a tail the 99th percentile) or in tokens a
-            second, or mean log-probabilities.
-        difference: points by which the rate is higher, the factor by which the latency is longer, that by which fewer
-            tokens come in a second, or by how much the log-probability is lower.
-        bound: of a proportion or log-probability, the upper confidence bound of the difference.
-        evidence: against equality: probability of as much under equality is at most exp(-evidence).
-        needed: the evidence at which it fails.
-        pairs: requests in strata that could be compared, or golden prompts.
-        why: one sentence.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    verdict: Verdict
-    required: bool
-    canary: float = 0.0
-    stable: float = 0.0
-    difference: float = 0.0
-    bound: float | None = None
-    evidence: float = 0.0
-    needed: float = 0.0
-    pairs: int | None = None
-    why: str = ""
-
-    @property
-    def known(self) -> bool:
-        """Whether `canary` and `stable` are figures of anything."""
-        return self.bound is not None or bool(self.pairs)
-
-
-class Counts(BaseModel):
-    """What a finished step leaves: requests, events, and the scores of the latencies."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    canary_requests: int = 0
-    stable_requests: int = 0
-    canary_events: dict[str, int] = Field(default_factory=dict)
-    stable_events: dict[str, int] = Field(default_factory=dict)
-    scores: dict[str, tuple[float, float]] = Field(default_factory=dict)
-
-    def trial(self, name: str) -> Trial:
-        return Trial(
-            self.canary_requests, self.canary_events.get(name, 0), self.stable_requests, self.stable_events.get(name, 0)
-        )
-
-    def score(self, name: str) -> Score:
-        return Score(*self.scores.get(name, (0.0, 0.0)))
-
-
-class Judgement(BaseModel):
-    """The verdict over a step.
-
-    Attributes:
-        counts: of the step so far.
-        why: what decided.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    verdict: Verdict
-    why: str
-    metrics: dict[str, MetricVerdict] = Field(default_factory=dict)
-    counts: Counts = Field(default_factory=Counts)
 
 
 def judge(
@@ -147,16 +66,6 @@ def judge_alone(plan: Plan, reference: Counts, canary: Window, golden: GoldenCom
         elif rule.kind == "logprob":
             metrics[name] = _golden(plan, name, golden, required=rule.proved_from <= 1.0)
     return _together(plan, metrics, counts)
-
-
-def figures(judgement: Judgement) -> dict[str, dict[str, str | float]]:
-    """Verdict and figures by metric, as the audit log keeps them; a metric without data has its verdict alone."""
-    told: dict[str, dict[str, str | float]] = {}
-    for name, metric in judgement.metrics.items():
-        told[name] = {"verdict": metric.verdict.value}
-        if metric.known:
-            told[name] |= {"canary": metric.canary, "stable": metric.stable}
-    return told
 
 
 def counts_of(plan: Plan, canary: Window, stable: Window, strata: dict[str, Strata]) -> Counts:
@@ -250,22 +159,23 @@ def _golden(plan: Plan, name: str, golden: GoldenComparison | None, *, required:
     if golden is None or golden.problem:
         found.why = "the golden prompts are not answered yet" if golden is None else golden.problem
         return found
-    found.pairs = len(golden.canary)
+    prompts = len(golden.canary)
     canary, stable = golden.without_number()
     if stable:
-        found.why = f"stable gives no log-probability that is a number of {stable} golden prompts of {found.pairs}"
+        found.why = f"stable gives no log-probability that is a number of {stable} golden prompts of {prompts}"
         return found
     if canary:
         found.verdict = Verdict.FAIL
-        found.why = f"no log-probability that is a number of {canary} golden prompts of {found.pairs}"
+        found.why = f"no log-probability that is a number of {canary} golden prompts of {prompts}"
         return found
+    found.pairs = prompts
     drops, scale = golden.drops(), golden.bound_scale
     least, margin = rule.least * scale, rule.margin * scale
     found.canary, found.stable = golden.means()
     found.difference = found.stable - found.canary
     found.evidence = -log(chance_above(drops, least))
     bound = found.bound = upper_bound(drops, plan.confidence)
-    told = f"{found.canary:.4f} {golden.unit} against {found.stable:.4f} over {found.pairs} golden prompts"
+    told = f"{found.canary:.4f} {golden.unit} against {found.stable:.4f} over {prompts} golden prompts"
     if found.evidence >= needed:
         found.verdict = Verdict.FAIL
         found.why = f"{told}, more than {least:.3g} lower but for a chance of {_chance(found.evidence)} at most"

@@ -2,8 +2,9 @@
 
 from piccard_canary.rollout.course import ENDED, Move, Phase, RolloutState, judges_alone, next_move
 from piccard_canary.rollout.golden import GoldenComparison
+from piccard_canary.rollout.judgement import Counts, Judgement
 from piccard_canary.rollout.observations import Observations
-from piccard_canary.rollout.verdict import Counts, Judgement, judge, judge_alone
+from piccard_canary.rollout.verdict import judge, judge_alone
 from piccard_canary.rollout.window import Window
 
 # Phases in which observations count.

@@ -18,7 +18,7 @@ from piccard.rollout.controller import Controller
 from piccard.rollout.synthetic import Behaviour, golden_of
 from piccard_canary.rollout.course import Phase
 from piccard_canary.rollout.golden import GoldenComparison
-from piccard_canary.rollout.verdict import Verdict
+from piccard_canary.rollout.judgement import Verdict
 from piccard_contract.lifecycle import VersionState
 from piccard_contract.process_lock import AlreadyHeldError
 from piccard_server import make_scripted_home
@@ -328,15 +328,11 @@ def test_a_broken_policy_stands_in_no_ones_way(new_scene: NewScene) -> None:
     check_aborted(scene)
 
 
-def less_likely_golden_prompts(scene: RolloutScene, fault: tuple[str, int] | None = None) -> None:
-    scene.golden = golden_of(Behaviour(golden_drop=0.5), seed=1)
-    scene.run(fault)
-    check_aborted(scene)
-
-
 def test_a_canary_that_finds_golden_prompts_less_likely_is_aborted(new_scene: NewScene) -> None:
     scene = new_scene()
-    less_likely_golden_prompts(scene)
+    scene.golden = golden_of(Behaviour(golden_drop=0.5), seed=1)
+    scene.run()
+    check_aborted(scene)
     assert scene.state().ratio == 0.05
     assert "golden_logprob: -1.5" in scene.state().reason
     assert "nats a token against -1.0000 over 16 golden prompts" in scene.state().reason
@@ -359,9 +355,46 @@ def test_golden_prompts_are_asked_once_a_step(new_scene: NewScene) -> None:
     scene = new_scene(interval=100.0)
     for _ in range(5):
         scene.tick()
-    assert scene.state().step == 0
-    # Once before its ratio was set, when nothing is asked yet, and once for the step itself.
-    assert scene.asked == 2
+    assert (scene.state().step, scene.asked) == (0, 1)
+    scene = new_scene()
+    good(scene)
+    # Two steps beside stable, one alone, and the bake time.
+    assert scene.asked == 4
+
+
+def test_nobody_meets_a_canary_before_its_golden_prompts_are_answered(new_scene: NewScene) -> None:
+    scene = new_scene(interval=30.0)
+    # Nobody has set a ratio by hand.
+    scene.world.run(canary_off)
+    found, scene.golden = scene.golden, None
+    scene.tick()
+    scene.tick()
+    assert (scene.state().applied, load_policy(scene.service).canary) == (False, None)
+    scene.golden = found
+    scene.close()
+    scene.tick()
+    assert scene.state().applied
+    assert load_policy(scene.service).traffic_ratio == 0.05
+
+
+def test_wrong_weights_meet_nobody(new_scene: NewScene) -> None:
+    scene = new_scene()
+    scene.world.run(canary_off)
+    scene.golden = golden_of(Behaviour(golden_drop=0.5), seed=1)
+    scene.ratios.append(0.0)
+    scene.run()
+    check_aborted(scene)
+    assert not scene.state().applied
+    assert max(scene.ratios) == 0.0
+
+
+def test_golden_prompts_that_nobody_answers_hold_up_the_first_step_for_an_interval(new_scene: NewScene) -> None:
+    scene = new_scene()
+    scene.golden = None
+    scene.tick()
+    assert not scene.state().applied
+    scene.tick()
+    assert scene.state().applied
 
 
 @pytest.mark.parametrize("golden", [None, GoldenComparison(problem="version 2 does not answer golden prompt 3: no")])

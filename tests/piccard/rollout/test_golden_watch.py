@@ -34,12 +34,13 @@ class Versions:
 def test_no_look_waits() -> None:
     versions = Versions(GOOD)
     watch = GoldenWatch(versions)
-    assert watch.look() is None
-    assert watch.look() is None
+    watch.ask()
+    watch.ask()
+    assert watch.found is None
     versions.may.set()
-    assert wait_for(watch.look, PATIENCE, "the comparison") is GOOD
+    assert wait_for(lambda: watch.found, PATIENCE, "the comparison") is GOOD
     for _ in range(10):
-        watch.look()
+        watch.ask()
     assert versions.asked == 1
 
 
@@ -50,7 +51,8 @@ def test_what_has_a_problem_is_asked_again() -> None:
     told: list[str] = []
 
     def look() -> bool:
-        found = watch.look()
+        watch.ask()
+        found = watch.found
         if found is not None and found.problem and found.problem not in told:
             told.append(found.problem)
         return found is GOOD
@@ -63,7 +65,7 @@ def test_what_has_a_problem_is_asked_again() -> None:
 def test_the_end_reaches_who_asks() -> None:
     versions = Versions(GOOD)
     watch = GoldenWatch(versions)
-    watch.look()
+    watch.ask()
     watch.close()
     versions.may.set()
     wait_for(lambda: versions.ended, PATIENCE, "the end of the comparison")

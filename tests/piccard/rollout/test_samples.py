@@ -4,8 +4,8 @@ import pytest
 from piccard.rollout.samples import RolloutSamples, samples_of
 from piccard.rollout.store import RolloutStore
 from piccard_canary.rollout.course import Phase, RolloutState
+from piccard_canary.rollout.judgement import Judgement, MetricVerdict, Verdict
 from piccard_canary.rollout.plan import Plan
-from piccard_canary.rollout.verdict import Judgement, MetricVerdict, Verdict
 from piccard_contract.home import Service
 from piccard_contract.metrics import METRIC_SPECS
 

@@ -5,8 +5,8 @@ import pytest
 from piccard.rollout.simulator import run, standard_scenarios, summary
 from piccard.rollout.synthetic import Behaviour, Scene, Traffic
 from piccard_canary.rollout.course import Phase
+from piccard_canary.rollout.judgement import Verdict
 from piccard_canary.rollout.plan import Plan
-from piccard_canary.rollout.verdict import Verdict
 
 PLAN = Plan(interval=240.0, look=60.0, bake=60.0)
 SCENARIOS = {scenario.name: scenario for scenario in standard_scenarios(PLAN, 0.001)}

@@ -14,8 +14,8 @@ from piccard_canary.rollout.course import (
     next_move,
     next_step,
 )
+from piccard_canary.rollout.judgement import Counts, Judgement, Verdict
 from piccard_canary.rollout.plan import Plan
-from piccard_canary.rollout.verdict import Counts, Judgement, Verdict
 
 PLAN = Plan(steps=[0.05, 0.5, 1.0], interval=100.0, look=10.0, hold=3, gates=[1.0], bake=50.0)
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from piccard_canary.rollout.golden import GoldenComparison, GoldenScore
+from piccard_canary.rollout.judgement import Counts, Judgement, MetricVerdict, Verdict, figures
 from piccard_canary.rollout.observations import Observations
 from piccard_canary.rollout.plan import Plan
-from piccard_canary.rollout.verdict import Counts, Judgement, MetricVerdict, Verdict, figures, judge, judge_alone
+from piccard_canary.rollout.verdict import judge, judge_alone
 from piccard_canary.rollout.window import Window
 
 PLAN = Plan()

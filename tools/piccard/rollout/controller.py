@@ -17,8 +17,9 @@ from piccard_canary.rollout.course import (
     moved,
 )
 from piccard_canary.rollout.from_log import ended_at, observed, parse_line
+from piccard_canary.rollout.golden import GoldenComparison
+from piccard_canary.rollout.judgement import Judgement, figures
 from piccard_canary.rollout.observations import Observation, Observations
-from piccard_canary.rollout.verdict import Judgement, figures
 from piccard_canary.rollout.watcher import Watcher
 from piccard_contract.home import Service
 from piccard_contract.process_lock import ProcessLock
@@ -73,6 +74,8 @@ class Controller:
         self._operate = operate or (lambda: operation(service.home, service.name, tell=tell))
         self._ask_golden = golden or (lambda state: GoldenWatch(partial(compare, service, state.canary, state.stable)))
         self._golden: Golden | None = None
+        self._golden_for: object = None
+        self._heard: GoldenComparison | None = None
         self._clock = clock
         self._store = RolloutStore(service)
         self._watcher: Watcher | None = None
@@ -105,14 +108,15 @@ class Controller:
         watcher = self._watch(state)
         canary_gone = interference(self._service, state)
         due = now - self._looked_at >= state.plan.look
-        to_apply = state.phase is Phase.RUNNING and not state.applied
+        golden = self._golden_of(state, again=due)
+        # Who hears of wrong weights does not wait for the next look.
+        due = due or (golden is not None and golden is not self._heard)
+        self._heard = golden
+        to_apply = state.phase is Phase.RUNNING and not state.applied and not _waits(state, golden, now)
         if not (due or canary_gone):
             return self._apply(state) if to_apply else state
         self._looked_at = now
         self._read(watcher, state)
-        # Before its step has begun a canary is asked nothing.
-        assert self._golden is not None
-        golden = self._golden.look() if state.applied or state.phase is Phase.BAKING else None
         looked = watcher.look(state, now, golden)
         if looked is None:
             return state
@@ -123,13 +127,29 @@ class Controller:
             return self._apply(state)
         return self._move(state, judgement, move, now)
 
+    def _golden_of(self, state: RolloutState, *, again: bool) -> GoldenComparison | None:
+        """What both versions make of the golden prompts in this step.
+
+        Args:
+            again: whether those that could not be answered are asked again.
+        """
+        wanted = (state.started, state.canary, state.step, state.phase is Phase.BAKING)
+        if self._golden is None or self._golden_for != wanted:
+            if self._golden is not None:
+                self._golden.close()
+            self._golden, self._golden_for = self._ask_golden(state), wanted
+            again = True
+        if again:
+            self._golden.ask()
+        return self._golden.found
+
     def _watch(self, state: RolloutState) -> Watcher:
         """The windows of what is watched now; those of another step, or another rollout, are let go."""
         if self._watcher is None or self._watcher.since != state.since:
-            self._let_go()
+            if self._tail is not None:
+                self._tail.close()
             self._watcher = Watcher(state.since)
             self._tail = RequestTail(self._service.request_log, state.since)
-            self._golden = self._ask_golden(state)
         return self._watcher
 
     def _let_go(self) -> None:
@@ -241,6 +261,11 @@ class Controller:
             write_audit(self._service, f"rollout {state.canary}", {}, told)
         except OSError as error:
             self._tell(f"the audit log has no line of it: {error}")
+
+
+def _waits(state: RolloutState, golden: GoldenComparison | None, now: float) -> bool:
+    """Whether the first step waits for golden prompts, so that nobody meets wrong weights; an interval at most."""
+    return state.step == 0 and golden is None and now - state.started < state.plan.interval
 
 
 def tick_told(controller: Controller, tell: Tell, last: str) -> str:

@@ -13,8 +13,13 @@ Compare = Callable[[threading.Event], GoldenComparison]
 class Golden(Protocol):
     """What both versions of a rollout make of the golden prompts."""
 
-    def look(self) -> GoldenComparison | None:
+    @property
+    def found(self) -> GoldenComparison | None:
         """The newest comparison; None where there is none yet."""
+        ...
+
+    def ask(self) -> None:
+        """Have the prompts answered, unless they are already, or somebody is at it."""
         ...
 
     def close(self) -> None:
@@ -31,20 +36,24 @@ class GoldenWatch:
         self._thread: threading.Thread | None = None
         self._found: GoldenComparison | None = None
 
-    def look(self) -> GoldenComparison | None:
-        """The newest comparison; where it has a problem, or there is none, they are asked on."""
-        found = self._found
-        open_ = found is None or found.problem
-        if open_ and (self._thread is None or not self._thread.is_alive()):
-            self._thread = threading.Thread(target=self._ask, name="golden-prompts", daemon=True)
-            self._thread.start()
-        return found
+    @property
+    def found(self) -> GoldenComparison | None:
+        """The newest comparison; None where there is none yet."""
+        return self._found
+
+    def ask(self) -> None:
+        """Begin to ask where there is no comparison yet, or the last one has a problem; waits for nothing."""
+        answered = self._found is not None and not self._found.problem
+        if answered or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._thread = threading.Thread(target=self._run, name="golden-prompts", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Ask no further prompt."""
         self._ending.set()
 
-    def _ask(self) -> None:
+    def _run(self) -> None:
         try:
             self._found = self._compare(self._ending)
         except Exception as error:

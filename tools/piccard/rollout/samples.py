@@ -1,7 +1,7 @@
 """What the last look at a rollout said, as metrics."""
 
 from piccard_canary.rollout.course import ENDED, RolloutState
-from piccard_canary.rollout.verdict import Verdict
+from piccard_canary.rollout.judgement import Verdict
 from piccard_contract.file_watch import FileWatch
 from piccard_contract.home import Service
 from piccard_contract.reports import Samples

@@ -14,8 +14,8 @@ from piccard_canary.rollout.course import (
     entered,
     moved,
 )
+from piccard_canary.rollout.judgement import Verdict
 from piccard_canary.rollout.plan import Plan
-from piccard_canary.rollout.verdict import Verdict
 from piccard_canary.rollout.watcher import Watcher
 from piccard_canary.rollout.window import LATENCIES
 
