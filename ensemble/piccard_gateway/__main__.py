@@ -27,6 +27,10 @@ from piccard_gateway.triton_generator import TritonGenerator
 _BACKLOG = 512
 _CONNECTIONS = 4096
 
+# Seconds for which a connection without a request is kept: longer than clients do (httpx: 5), so that they close first
+# and none sends a request into a closed one.
+_KEEP_ALIVE = 30
+
 
 def main() -> None:
     """Serve until SIGTERM, then let streams in flight end."""
@@ -74,6 +78,7 @@ def _config(arguments: argparse.Namespace, app: ASGIApp, settings: SettingsFile)
         date_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE,
         limit_concurrency=_CONNECTIONS,
         timeout_graceful_shutdown=arguments.exit_timeout,
     )
