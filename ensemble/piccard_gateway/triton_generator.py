@@ -24,6 +24,9 @@ _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_len
 # Seconds in which a request that nobody waits for any more has to tell its cancel token, and a cancel its answer.
 _CANCEL_TIMEOUT = 60.0
 
+# Seconds that those which run get when the gateway ends, which must not wait for long.
+_LAST_CANCELS = 2.0
+
 RETRY_AFTER = 1.0
 
 
@@ -72,7 +75,7 @@ class TritonGenerator:
     async def close(self) -> None:
         """Wait until what was abandoned is cancelled, and close the connection."""
         if self._cancels:
-            await asyncio.wait(self._cancels, timeout=5.0)
+            await asyncio.wait(self._cancels, timeout=_LAST_CANCELS)
         self._calls.close()
         await self._channel.close()
 
