@@ -8,7 +8,7 @@ BIN := .venv/bin
 LOCKED := requirements/torch.txt requirements/runtime.txt requirements/dev.txt pyproject.toml tools/environment.sh
 # Those without a server first. SOAKS kill, or take up to half an hour; GPUS need one; demo_server helps others.
 SCRIPTS := $(filter-out demo_server,$(notdir $(basename $(wildcard benchmarks/*.py))))
-SOAKS := $(filter $(SCRIPTS),rollout zero_loss deaths leaks)
+SOAKS := $(filter $(SCRIPTS),soak rollout zero_loss deaths leaks)
 GPUS := $(filter $(SCRIPTS),kernels gpu_engine gpu_service)
 FIRST := model_step engine_vs_transformers custom_ops
 BENCHMARKS := $(FIRST) $(filter-out $(FIRST) $(SOAKS) $(GPUS),$(SCRIPTS))
@@ -46,7 +46,7 @@ bench: .venv/.dev ## run the benchmarks, those for a GPU where there is one
 	@gpu=; if $(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())"; then gpu="$(GPUS)"; fi; \
 	$(call RUN_BENCHMARKS,$(BENCHMARKS) $$gpu)
 
-soak: .venv/.dev ## what takes long: is a request lost, does anything grow, what do verdicts miss (an hour)
+soak: .venv/.dev ## full load for five minutes, some of it abnormal, then what takes an hour: losses, leaks, verdicts, deaths
 	@$(call RUN_BENCHMARKS,$(SOAKS))
 
 custom-ops: .venv/.runtime ## build the ONNX Runtime operators if they have changed, and print the library's path

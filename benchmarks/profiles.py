@@ -2,6 +2,7 @@
 
     python benchmarks/profiles.py [--runner onnxruntime] [--streams 64] [--rounds 3]
 
+Prints the tables of docs/performance.md and keeps the figures, with those of every round, in results/profiles.json.
 One engine a profile on the demo checkpoint, the profiles by turns; figures are medians over the rounds. Streams: all
 come at once, half with prompts of 32 tokens and half with 256, each for 64 tokens; told are tokens a second, the time
 to the first token (median and 95th percentile) and the longest gap between two tokens of a stream (median of the
@@ -12,6 +13,7 @@ the prefix cache and without.
 
 import argparse
 import json
+import os
 import random
 import statistics
 import tempfile
@@ -20,6 +22,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from deepseek_engine.cpu_threads import compute_threads
@@ -64,6 +67,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(compute_threads())
+    load = os.getloadavg()
     with tempfile.TemporaryDirectory() as scratch:
         model, tokenizer = load_models(DEMO, Path(scratch))[options.runner], Tokenizer.from_folder(DEMO)
         streams: dict[str, list[Streams]] = defaultdict(list)
@@ -76,13 +80,31 @@ def main() -> None:
                 sessions[name].append(run_sessions(engine, options.sessions, turn))
     report = {
         "settings": vars(options),
+        "machine": {"cpus": os.cpu_count(), "load_average_before": load, "load_average_after": os.getloadavg()},
         "streams": {name: medians([asdict(each) for each in rounds]) for name, rounds in streams.items()},
         "sessions": {name: medians([asdict(each) for each in rounds]) for name, rounds in sessions.items()},
+        "rounds": {
+            "streams": {name: [asdict(each) for each in rounds] for name, rounds in streams.items()},
+            "sessions": {name: [asdict(each) for each in rounds] for name, rounds in sessions.items()},
+        },
     }
-    for part in ("streams", "sessions"):
-        for name, figures in report[part].items():
-            print(f"{name:>18}: " + ", ".join(f"{key} {value:.4g}" for key, value in figures.items()))
     RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    print(tables(report))
+
+
+def tables(report: dict[str, Any]) -> str:
+    """The figures as docs/performance.md has them."""
+    lines = [
+        "| Profile | Tokens a second | First token, median; 95th percentile | Longest gap of a stream, median |",
+        "|---|---|---|---|",
+    ]
+    for name, f in report["streams"].items():
+        first = f"{f['first_token_median']:,.0f}; {f['first_token_p95']:,.0f} ms"
+        lines.append(f"| `{name}` | {f['tokens_per_second']:,.0f} | {first} | {f['longest_gap_median']:.0f} ms |")
+    lines += ["", "| Sessions | First token of a later turn, median | Prompt tokens from the cache |", "|---|---|---|"]
+    for name, f in report["sessions"].items():
+        lines.append(f"| {name} | {f['first_token_median']:.0f} ms | {100 * f['cached_share']:.0f} % |")
+    return "\n".join(lines)
 
 
 def engine_of(model: Model, tokenizer: Tokenizer, name: str, **changes: bool) -> Engine:

@@ -1,7 +1,8 @@
-"""How soon a running service follows: a promotion, a cancel by token, a direct client that goes away.
+"""How soon a running service follows: a promotion, a cancel by token, a client of a version or gateway that leaves.
 
 One real server with two scripted versions, between which the link moves, and one of the demo checkpoint on the torch
-runner, whose generations are ended. All times are of this machine's clock:
+runner, whose generations are ended. A client of the gateway goes away after its first event, and while its prompt of
+3,000 tokens is read, before there is a token. All times are of this machine's clock:
 
 - the link moved when the kernel says that it did (its inode's change time);
 - an engine's abort lies between the version's last report in which it ran and the first one in which nothing runs and
@@ -15,6 +16,8 @@ Prints medians and maxima and keeps them in results/reactions.json.
 import argparse
 import json
 import os
+import random
+import socket
 import statistics
 import sys
 import tempfile
@@ -38,6 +41,7 @@ from piccard_contract.live_state import LiveState
 from piccard_contract.version_file import VersionFile
 from piccard_server import RunningServer, scripted_version, wait_for
 from running_stream import RunningStream
+from short_calls import answers_gateway
 from triton_calls import GrpcStream, Outputs
 
 RESULTS = Path(__file__).parent / "results"
@@ -50,6 +54,9 @@ LONG = {"max_tokens": 3000, "temperature": 0, "ignore_eos": True}
 # Seconds that a client of the steady stream waits between two requests.
 PACE = 0.01
 BETWEEN_SWITCHES = 0.5
+
+# Tokens of a prompt that takes a while to be read.
+LONG_PROMPT = 3000
 POLL = 0.002
 
 
@@ -222,6 +229,41 @@ def leave_directly(server: RunningServer) -> tuple[float, float]:
     return low - begun, high - begun
 
 
+def leave_gateway(server: RunningServer) -> tuple[float, float]:
+    """A stream through the gateway, whose client closes its connection after the first event."""
+    return _left_at_the_gateway(server, {"prompt": PROMPT, **LONG}, begun=True)
+
+
+def leave_gateway_early(server: RunningServer) -> tuple[float, float]:
+    """The same before there is a token, while a long prompt is read."""
+    # Others every time, so that none is in the prefix cache.
+    ids = random.choices(range(100, 2000), k=LONG_PROMPT)
+    return _left_at_the_gateway(server, {"prompt": ids, "max_tokens": 64, "ignore_eos": True}, begun=False)
+
+
+def _left_at_the_gateway(server: RunningServer, asked: dict[str, Any], *, begun: bool) -> tuple[float, float]:
+    content = json.dumps({"model": "deepseek", "stream": True, "version": DEMO_VERSION, **asked}).encode()
+    host, _, port = server.gateway.partition(":")
+    connection = socket.create_connection((host, int(port)), 60)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {server.gateway}\r\nContent-Length: {len(content)}\r\n\r\n"
+    connection.sendall(head.encode() + content)
+    if begun and not connection.recv(65536).startswith(b"HTTP/1.1 200"):
+        raise SystemExit("the gateway refused the stream")
+    wait_for(lambda: server.report(version_owner(DEMO_VERSION))["running"] == 1, 60, "the report of it")
+    watch = AbortWatch(server, DEMO_VERSION)
+    connection.setblocking(False)
+    try:
+        early = connection.recv(1) if not begun else b""
+    except BlockingIOError:
+        early = b""
+    if early:
+        raise SystemExit("the first token came before the client went away; take a longer prompt")
+    left = time.time()
+    connection.close()
+    low, high = watch.found()
+    return low - left, high - left
+
+
 def figures(seconds: list[float]) -> dict[str, float]:
     """Median and maximum in milliseconds."""
     return {"median": round(1000 * statistics.median(seconds), 1), "max": round(1000 * max(seconds), 1)}
@@ -240,13 +282,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="piccard-bench-") as folder:
         home = Path(folder) / "home"
         init_home(home, {1: scripted_version("v1"), 2: scripted_version("v2"), DEMO_VERSION: demo})
-        server = RunningServer(home)
+        server = RunningServer(home, "--gateway")
         update_policy(server.service, traffic_ratio=0.0)
         try:
             server.wait_ready()
             result["switches"] = switches(server, args.switches, args.clients)
             result["cancel_by_token"] = aborts(server, args.aborts, cancel_by_token)
             result["direct_client_leaves"] = aborts(server, args.aborts, leave_directly)
+            wait_for(lambda: answers_gateway(server), 60, "the gateway")
+            result["gateway_client_leaves"] = aborts(server, args.aborts, leave_gateway)
+            result["gateway_client_leaves_before_the_first_token"] = aborts(server, args.aborts, leave_gateway_early)
         finally:
             server.stop()
     result["load_average_after"] = os.getloadavg()

@@ -202,8 +202,8 @@ cancel leave the generation running until its last token, or until the policy's 
 - The token comes with the first response of each version: a stream that another version takes over gets a new
   one.
 - Before the first token of a stream there is none, unless `extensions` holds `{"announce": true}`: then an
-  empty response with the token comes first. Without `stream` it comes with the answer, so bound such a request
-  by `max_tokens`, or stream.
+  empty response with the token comes within a tenth of a second, if no token has come by then. Without `stream`
+  it comes with the answer, so bound such a request by `max_tokens`, or stream.
 - A version that is called itself (`deepseek_llm`) sees a gRPC stream end, and a `/generate_stream` that is
   closed after its first event; `/generate` is never seen to be closed."""
 

@@ -139,7 +139,7 @@ class RequestExtensions(_Part):
 
     Attributes:
         cancel: end the generation that holds this token; nothing else of the request is read.
-        announce: with stream, send an empty response with the cancel token before the first token.
+        announce: with stream, send an empty response with the cancel token where the first token takes a while.
         coalesce_ms: with stream, wait this long between responses, so that each carries more tokens.
         separate_reasoning: keep the text within <think> out of text_output; it comes in details.reasoning.
         add_generation_prompt: of the chat template.

@@ -27,6 +27,7 @@ from piccard_contract.response import Response, parse_response, response_outputs
 from piccard_contract.tensors import ADMITTED, INPUT_SPECS, OUTPUT_SPECS, TensorSpec
 
 from piccard_canary.admission import Admission
+from piccard_canary.announcer import Announcer
 from piccard_canary.availability import Availability
 from piccard_canary.breakers import Breakers
 from piccard_canary.call_errors import call_error
@@ -175,6 +176,7 @@ class RouterModel:
         self._availability = availability
         self._loaded = lambda: availability.snapshot().ready
         cancels = CancelDesk(client, _log_error)
+        self._announcer = Announcer(_log_error)
         meter = LoadMeter(time.monotonic)
         self._shadows = Shadows(
             self._process.owner,
@@ -203,6 +205,7 @@ class RouterModel:
             budget=self._budget,
             load=meter,
             shadows=self._shadows,
+            announce=self._announcer.put,
         )
         self._router = Router(
             around,
@@ -216,6 +219,7 @@ class RouterModel:
         self._known: frozenset[int] | None = None
         self._publisher = Publisher(self._process.writer, self._report, _log_error, also=self._tidy)
         self._watchdog.start()
+        self._announcer.start()
         self._publisher.start()
 
     def execute(self, requests: list[Any]) -> None:
@@ -224,6 +228,7 @@ class RouterModel:
 
     def finalize(self) -> None:
         self._watchdog.stop()
+        self._announcer.stop()
         self._publisher.stop()
         self._log.close()
         # What holds shared memory has to go before the stub gives it back.

@@ -55,6 +55,7 @@ class Surroundings:
         breakers: of all versions.
         budget: of what stable takes over.
         shadows: mirrors requests to another version.
+        announce: calls what tells a client its cancel token, now or after a while.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Surroundings:
     clock: Callable[[], float] = time.monotonic
     load: LoadMeter = field(default_factory=lambda: LoadMeter(time.monotonic))
     completions: Completions = field(default_factory=Completions)
+    announce: Callable[[Callable[[], None]], None] = lambda tell: tell()
 
 
 @dataclass(slots=True)
@@ -223,6 +225,8 @@ class Stream:
         load = attempt.load = AttemptLoad(self._around.load, attempt.version, attempt.loaded.requests)
         failure: RequestError | None = None
         try:
+            if self.request.extensions.announce and self._delivery.passes:
+                self._around.announce(lambda: self._announce(attempt))
             frames: Iterator[Frame] = self._around.client.open(attempt.version, attempt.request, self._outputs)
             for frame in frames:
                 # What comes after a failure, or after the attempt was given up, is read and forgotten: the
@@ -244,6 +248,17 @@ class Stream:
         if failure is None and attempt is self.current:
             failure = RequestError(ErrorCode.INTERNAL, "the version ended its answer without a finish reason; retry")
         return failure
+
+    def _announce(self, attempt: Attempt) -> None:
+        """Tell the client the attempt's cancel token, unless a token of its text has brought it."""
+        with self._lock:
+            if self.done or self.current is not attempt or attempt.last_token is not None:
+                return
+            announcement = Response([Choice() for _ in range(self.request.sampling.n)])
+            announcement.served_version = attempt.version
+            announcement.route_reason = attempt.stamp.reason.value
+            announcement.cancel_token = attempt.stamp.cancel_token
+            self._delivery.deliver(announcement, final=False)
 
     def _take(self, attempt: Attempt, frame: Frame) -> RequestError | None:
         with self._lock:
@@ -470,12 +485,6 @@ class Stream:
         self.tokens.append(token)
         self._on_token(self, token)
         self.current = attempt
-        if self.request.extensions.announce and self._delivery.passes:
-            announcement = Response([Choice() for _ in range(self.request.sampling.n)])
-            announcement.served_version = version
-            announcement.route_reason = reason.value
-            announcement.cancel_token = token
-            self._delivery.deliver(announcement, final=False)
         return attempt
 
     def _impossible(self, error: RequestError, why: str) -> RequestError:

@@ -6,6 +6,7 @@ python -m piccard_gateway --home HOME --grpc 127.0.0.1:8001 --host 127.0.0.1 --p
 import argparse
 import asyncio
 import logging
+import signal
 from pathlib import Path
 
 import uvicorn
@@ -26,6 +27,13 @@ from piccard_gateway.triton_generator import TritonGenerator
 # Connections that wait to be accepted, and connections at once.
 _BACKLOG = 512
 _CONNECTIONS = 4096
+
+# Seconds for what is told to clients whose requests the end cuts short.
+_LAST_WORDS = 2.0
+
+# Seconds for which a connection without a request is kept: longer than clients do (httpx: 5), so that they close first
+# and none sends a request into a closed one.
+_KEEP_ALIVE = 30
 
 
 def main() -> None:
@@ -55,7 +63,13 @@ async def _serve(arguments: argparse.Namespace, place: Service) -> None:
         secret=place.gateway_secret.read_bytes().strip(),
     )
     server = uvicorn.Server(_config(arguments, make_app(gateway, KeyRing(place.gateway_keys)), settings))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # uvicorn takes them while it serves, and sends them again at its end, when there is still something to tell.
+        signal.signal(number, lambda *_: None)
     await server.serve()
+    if server.server_state.tasks:
+        # It has waited for these long enough, and they tell their clients that it ends.
+        await asyncio.wait(server.server_state.tasks, timeout=_LAST_WORDS)
     await triton.close()
 
 
@@ -74,6 +88,7 @@ def _config(arguments: argparse.Namespace, app: ASGIApp, settings: SettingsFile)
         date_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE,
         limit_concurrency=_CONNECTIONS,
         timeout_graceful_shutdown=arguments.exit_timeout,
     )

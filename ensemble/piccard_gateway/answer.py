@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
-from piccard_contract.errors import RequestError
+from piccard_contract.errors import ErrorCode, RequestError
 from starlette.responses import Response as HttpResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from piccard_gateway.errors import ApiError, api_error
 from piccard_gateway.events import compact, event
@@ -24,8 +24,15 @@ _EVENTS: Headers = [
 ]
 
 
+# Of a stream that the end of the gateway cuts short, or of a request that it leaves without an answer.
+_ENDED = ApiError(503, ErrorCode.UNAVAILABLE.lower(), "the service ends; send the request again", retry_after=1.0)
+
+# Seconds that a client has to take that.
+_LAST_WORD = 1.0
+
+
 class Answer(HttpResponse):
-    """Runs `write` as long as the client is there.
+    """Runs `write` as long as the client is there. Where the gateway ends before it is through, the client is told.
 
     Args:
         write: sends the whole response.
@@ -36,18 +43,54 @@ class Answer(HttpResponse):
         self._write = write
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self._write(send))
+        told = _Told(send)
+        work = asyncio.ensure_future(self._write(told))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            # Nobody else cancels a request than a server that ends and has waited for it long enough.
+            await _stop(work)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORD):
+                    await told.break_off(_ENDED)
+            return
         finally:
             gone.cancel()
-            if not work.done():
-                work.cancel()
-                with suppress(asyncio.CancelledError):
-                    await work
+            await _stop(work)
         if not work.cancelled():
             work.result()
+
+
+class _Told:
+    """Sends, and knows how far the response is."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._started = False
+        self._complete = False
+
+    async def __call__(self, message: Message) -> None:
+        self._started = True
+        self._complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+        await self._send(message)
+
+    async def break_off(self, error: ApiError) -> None:
+        """End the response with an error: as its status, or as the last event of a stream."""
+        if self._complete:
+            return
+        if not self._started:
+            await send_error(self, error, [])
+            return
+        await self({"type": "http.response.body", "body": event(error.body()), "more_body": True})
+        await self({"type": "http.response.body", "body": b""})
+
+
+async def _stop(work: "asyncio.Future[None]") -> None:
+    if not work.done():
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
 
 
 async def _disconnected(receive: Receive) -> None:

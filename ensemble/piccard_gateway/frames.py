@@ -22,7 +22,7 @@ _WITH_LOGPROBS = (*_ALWAYS, "token_ids", "logprobs")
 
 
 def request_of(asked: Generation) -> Any:
-    """The ModelInferRequest of a generation, as a stream that tells its cancel token at once."""
+    """The ModelInferRequest of a generation, a stream whose cancel token comes before a late first token."""
     request = pb.ModelInferRequest(model_name=asked.service)
     if asked.text is not None:
         _bytes(request, "text_input", asked.text)

@@ -15,7 +15,7 @@ from piccard_gateway.deadlines import FirstTokenDeadlines
 from piccard_gateway.errors import ApiError, refused
 from piccard_gateway.fill_in_middle import GapTokens
 from piccard_gateway.generator import Generation, Generator
-from piccard_gateway.headers import metadata_of, priority_of, request_id_of
+from piccard_gateway.headers import priority_of, request_id_of, routing_parameters
 from piccard_gateway.schemas import Body, ChatBody
 from piccard_gateway.settings_file import SettingsFile
 
@@ -92,8 +92,10 @@ class Incoming:
             service=offer.service.name,
             sampling=sampling,
             extensions=self._extensions(),
-            metadata=metadata_of(self.headers, offer.routing_headers(), request_id),
-            parameters=self._parameters(),
+            parameters={
+                **routing_parameters(self.headers, offer.routing_headers(), request_id),
+                **self._parameters(),
+            },
             first_token=self.gateway.deadlines.seconds(size, _ATTEMPTS * seconds.first_token + _SLACK),
             between_tokens=seconds.between_tokens + seconds.first_token + _SLACK,
             size=size,

@@ -15,8 +15,8 @@ class Generation:
         service: whose ensemble is asked.
         sampling: names and values of the sampling parameters, defaults left out.
         extensions: keys of the input `extensions`.
-        metadata: headers for the router, names in lower case.
-        parameters: request parameters, such as the pin `version`.
+        parameters: request parameters: the headers that the router goes by, names in lower case, and such as the pin
+            `version`.
         first_token: seconds within which a token has to come.
         between_tokens: seconds that may pass between two responses after it.
         size: about how many bytes of text the prompt has.
@@ -28,7 +28,6 @@ class Generation:
     input_ids: list[int] | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     extensions: dict[str, Any] = field(default_factory=dict)
-    metadata: tuple[tuple[str, str], ...] = ()
     parameters: dict[str, str | int] = field(default_factory=dict)
     first_token: float = 600.0
     between_tokens: float = 600.0

@@ -1,4 +1,7 @@
-"""Headers of a request that say where it goes, as metadata for the router."""
+"""Headers of a request that say where it goes, as parameters of the request to the ensemble.
+
+As such Triton hands metadata on too, but those belong to a whole gRPC stream.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -14,22 +17,22 @@ TRACE_PARENT = "traceparent"
 _MAX_LENGTH = 1024
 
 
-def metadata_of(headers: Mapping[str, str], routing: Iterable[str], request_id: str) -> tuple[tuple[str, str], ...]:
-    """What the router is told, names in small letters as gRPC wants them.
+def routing_parameters(headers: Mapping[str, str], routing: Iterable[str], request_id: str) -> dict[str, str]:
+    """What the router is told, names in small letters.
 
     Args:
         headers: of the request; letter case of names does not matter.
         routing: names of the policy: its header and sticky keys.
 
     Raises:
-        ApiError: a value that gRPC cannot carry.
+        ApiError: a value that no header of gRPC could carry.
     """
     found = {REQUEST_ID: request_id}
     for name in (*routing, "x-user", TRACE_PARENT):
         value = headers.get(name)
         if value:
             found[name.lower()] = _checked(name, value)
-    return tuple(found.items())
+    return found
 
 
 def request_id_of(headers: Mapping[str, str], made: str) -> str:

@@ -35,16 +35,13 @@ def bounded_protocol(header_bytes: int, read_seconds: float) -> type[HttpToolsPr
             super().on_headers_complete()
 
         def data_received(self, data: bytes) -> None:
+            within = self._in_headers
             super().data_received(data)
-            # What came with the last of them is counted exactly at the door.
-            if self._in_headers:
+            # The first of them may come with the body before, and the last of them is counted at the door.
+            if within and self._in_headers:
                 self._header_bytes += len(data)
                 if self._header_bytes > header_bytes:
                     self._refuse(431, "headers_too_large", f"line and headers take {header_bytes} bytes; shorten them")
-
-        def on_message_complete(self) -> None:
-            super().on_message_complete()
-            self._in_headers = True
 
         def _refuse(self, status: int, code: str, sentence: str) -> None:
             if self.transport.is_closing():

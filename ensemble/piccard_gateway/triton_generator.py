@@ -1,6 +1,7 @@
-"""Generates with the ensembles of a tritonserver, one gRPC stream a request.
+"""Generates with the ensembles of a tritonserver, one gRPC stream a request at a time.
 
-Metadata belong to a stream of Triton's, so requests with headers of their own cannot share one.
+A stream serves one request after the other: to open one costs more than all else that the gateway does before the
+first token. Requests do not share one at once, since a client that reads slowly would hold up the others.
 """
 
 import asyncio
@@ -16,11 +17,15 @@ from tritonclient.grpc import service_pb2_grpc
 
 from piccard_gateway.frames import cancel_of, is_final, request_of, response_of
 from piccard_gateway.generator import Generation
+from piccard_gateway.kept_calls import KeptCalls
 
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 # Seconds in which a request that nobody waits for any more has to tell its cancel token, and a cancel its answer.
 _CANCEL_TIMEOUT = 60.0
+
+# Seconds that those which run get when the gateway ends, which must not wait for long.
+_LAST_CANCELS = 2.0
 
 RETRY_AFTER = 1.0
 
@@ -31,13 +36,15 @@ class TritonGenerator:
     def __init__(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._calls = KeptCalls(self._stub.ModelStreamInfer)
         self._cancels: set[asyncio.Task[None]] = set()
 
     async def generate(self, asked: Generation) -> AsyncGenerator[Response, None]:
         """See `Generator.generate`."""
-        stream = _Stream(self._stub.ModelStreamInfer(metadata=asked.metadata))
+        call, answered = self._calls.take(), False
+        stream = _Stream(call)
         try:
-            await stream.begin(request_of(asked))
+            await call.write(request_of(asked))
             clock = asyncio.get_running_loop().time
             until, waiting = clock() + asked.first_token, True
             while not stream.over:
@@ -45,12 +52,17 @@ class TritonGenerator:
                 if response.error is not None:
                     raise response.error
                 waiting = waiting and not response.has_text
+                answered = stream.over
                 yield response
         except grpc.RpcError as error:
             stream.over = True
             raise _unreachable(error) from error
         finally:
-            if not stream.over:
+            if answered:
+                self._calls.give_back(call)
+            elif stream.over:
+                stream.close()
+            else:
                 self._abandon(stream, asked.service)
 
     async def live(self) -> bool:
@@ -63,7 +75,8 @@ class TritonGenerator:
     async def close(self) -> None:
         """Wait until what was abandoned is cancelled, and close the connection."""
         if self._cancels:
-            await asyncio.wait(self._cancels, timeout=5.0)
+            await asyncio.wait(self._cancels, timeout=_LAST_CANCELS)
+        self._calls.close()
         await self._channel.close()
 
     def _abandon(self, stream: "_Stream", service: str) -> None:
@@ -89,10 +102,6 @@ class _Stream:
         self._token: str | None = None
         self._reading: asyncio.Future[Any] | None = None
         self.over = False
-
-    async def begin(self, request: Any) -> None:
-        await self._call.write(request)
-        await self._call.done_writing()
 
     async def read(self, seconds: float) -> Response:
         """The next response.

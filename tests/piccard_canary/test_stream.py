@@ -447,6 +447,18 @@ def test_announcements_come_before_the_first_token(scene: Callable[..., Scene]) 
     assert client.text() == expected(0, (1000, 4))
 
 
+def test_an_announcement_that_comes_after_a_token_is_none(scene: Callable[..., Scene]) -> None:
+    """The token came along, and a client is told nothing twice; the same where the request is over by then."""
+    stage = scene({1: Play(), 2: Play(tokens=3)})
+    waiting: list[Callable[[], None]] = []
+    stage.announce = waiting.append
+    client = stage.run(ask(extensions=RequestExtensions(announce=True)))
+    waiting.pop()()
+
+    assert all(response.choices[0].token_ids for response in client.responses)
+    assert not waiting
+
+
 def test_a_sampled_request_gets_one_seed_for_all_attempts(scene: Callable[..., Scene]) -> None:
     stage = scene({1: Play(), 2: Play(fail_at=2)})
     stage.run(ask(sampling=SamplingParams(temperature=1)))

@@ -64,17 +64,17 @@ def test_log_probabilities(gateway: FakeGateway) -> None:
     assert streamed[1]["choices"][0]["logprobs"]["content"] == [first]
 
 
-def test_headers_become_metadata(gateway: FakeGateway) -> None:
+def test_headers_become_parameters(gateway: FakeGateway) -> None:
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     gateway.post(PATH, {**CHAT, "user": "me"}, X_Canary="true", X_Session_Id="s", X_Request_Id="r", traceparent=trace)
     asked = gateway.generator.asked[0]
-    assert dict(asked.metadata) == {
+    assert asked.parameters == {
+        "user": "me",
         "x-canary": "true",
         "x-session-id": "s",
         "x-request-id": "r",
         "traceparent": trace,
     }
-    assert asked.parameters == {"user": "me"}
 
 
 def test_priority_is_signed(gateway: FakeGateway) -> None:

@@ -1,8 +1,13 @@
 """The gateway of a real server: the official client of OpenAI, and tritonclient beside it."""
 
+import http.client
+import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from threading import Semaphore
 from typing import Any
 
 import openai
@@ -130,6 +135,129 @@ def test_a_client_that_goes_away_ends_its_generation(gateway: RunningServer, lat
         next(stream)
         stream.close()
     wait_for(lambda: idle(gateway), 60, "the generation to end")
+
+
+def test_status_names_its_address(gateway: RunningServer) -> None:
+    assert f"gateway http://{gateway.gateway}/v1" in gateway.piccard("status").stdout
+
+
+def test_bodies_of_every_size_pass_the_limit_of_headers(gateway: RunningServer) -> None:
+    """A body that comes with its headers in one piece, or whose last piece is large, is no header."""
+    with closing(http.client.HTTPConnection(gateway.gateway, timeout=60)) as connection:
+        for size in (10, 30_000, 40_000, 70_000, 200_000, 1_000_000):
+            body = {"model": "deepseek", "prompt": "a " * (size // 2), "max_tokens": 1, **script(tokens=1)}
+            connection.request("POST", "/v1/completions", json.dumps(body))
+            answer = connection.getresponse()
+            told = json.loads(answer.read())
+            # Those that are longer than the context are refused for that alone.
+            assert answer.status == 200 or told["error"]["code"] == "context_length_exceeded", (size, told)
+
+
+def test_headers_are_bounded_on_a_kept_connection(gateway: RunningServer) -> None:
+    with closing(http.client.HTTPConnection(gateway.gateway, timeout=60)) as connection:
+        connection.request("GET", "/health")
+        assert connection.getresponse().read()
+        connection.putrequest("GET", "/health")
+        # More than is read at once, so that it has to be counted before the last of it is there.
+        for number in range(40):
+            connection.putheader(f"X-{number}", "v" * 30_000)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.endheaders()
+        assert connection.getresponse().status == 431
+
+
+def test_many_requests_share_few_streams_of_the_server(gateway: RunningServer) -> None:
+    """One after the other, headers of each its own."""
+    ask = client(gateway).completions.with_raw_response.create
+
+    def one(number: int) -> tuple[str, str]:
+        wish = "true" if number % 2 else "false"
+        answer = ask(
+            model="deepseek",
+            prompt=f"n{number}",
+            max_tokens=9,
+            extra_headers={"X-Canary": wish, "X-Request-Id": f"id-{number}"},
+            extra_body=script(tokens=2),
+        )
+        assert answer.parse().choices[0].text.startswith(f" n{number}")
+        return answer.headers["x-served-version"], answer.headers["x-request-id"]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, range(64))) == [(str(1 + n % 2), f"id-{n}") for n in range(64)]
+
+
+def test_the_next_request_after_the_server_dies(fresh_server: Callable[..., RunningServer]) -> None:
+    server = fresh_server(options=("--gateway",))
+    wait_for(lambda: answers_gateway(server), 60, "the gateway")
+    assert answered(server)
+    before = server.server_pid()
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: server.server_pid() not in (0, before), 120, "the next server")
+    wait_for(lambda: answered(server), 120, "an answer")
+    assert all(answered(server) for _ in range(5))
+
+
+def answered(server: RunningServer) -> bool:
+    try:
+        told = client(server).completions.create(
+            model="deepseek", prompt="a", max_tokens=9, extra_body=script(tokens=2), timeout=60
+        )
+    except (openai.APIStatusError, openai.APIConnectionError):
+        return False
+    return told.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_streams_in_flight_are_whole_at_the_end_of_the_service(
+    fresh_server: Callable[..., RunningServer], number: int
+) -> None:
+    server = fresh_server(options=("--gateway",))
+    wait_for(lambda: answers_gateway(server), 60, "the gateway")
+    streams, tokens = 8, 60
+
+    def stream(_: int) -> tuple[int, str | None]:
+        events = client(server).completions.create(
+            model="deepseek", prompt="a", stream=True, max_tokens=1000, extra_body=script(tokens=tokens, delay_s=0.03)
+        )
+        said, finish = 0, None
+        for number, event in enumerate(events):
+            said += len(event.choices[0].text.split())
+            finish = event.choices[0].finish_reason or finish
+            if number == 0:
+                begun.release()
+        return said, finish
+
+    begun = Semaphore(0)
+    # One request that is over leaves a stream that nobody uses, which must hold up nothing.
+    assert answered(server)
+    with ThreadPoolExecutor(streams) as pool:
+        running = [pool.submit(stream, number) for number in range(streams)]
+        for _ in range(streams):
+            assert begun.acquire(timeout=60)
+        assert server.stop(number=number) == 0
+        assert [found.result(60) for found in running] == [(tokens, "stop")] * streams
+
+
+def test_what_runs_beyond_the_exit_timeout_is_told_so_and_holds_up_nothing(
+    fresh_server: Callable[..., RunningServer],
+) -> None:
+    server = fresh_server(options=("--gateway", "--exit-timeout=2"))
+    wait_for(lambda: answers_gateway(server), 60, "the gateway")
+    ask = client(server).completions.create
+    more = script(tokens=30_000, delay_s=0.05)
+    events = ask(model="deepseek", prompt="a", stream=True, max_tokens=30_000, extra_body=more)
+    next(events)
+    with ThreadPoolExecutor(2) as pool:
+        rest = pool.submit(lambda: list(events))
+        whole = pool.submit(lambda: ask(model="deepseek", prompt="b", max_tokens=30_000, extra_body=more))
+        wait_for(lambda: server.in_flight(1) + server.in_flight(2) == 2, 60, "both requests")
+        assert server.stop() == 0
+        with pytest.raises(openai.APIError, match="the service ends") as cut:
+            rest.result(60)
+        assert cut.value.body["code"] == "unavailable"
+        with pytest.raises(openai.InternalServerError, match="the service ends") as refused:
+            whole.result(60)
+        assert refused.value.status_code == 503
 
 
 def test_keys_open_and_a_gateway_that_dies_is_started_again(gateway: RunningServer) -> None:

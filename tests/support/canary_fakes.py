@@ -194,6 +194,8 @@ class Scene:
         self.shadow_lines: list[RequestLine] = []
         self.clients: list[Client] = []
         self.logged: list[str] = []
+        # Announcements are made at once, unless a test keeps them.
+        self.announce: Callable[[Callable[[], None]], None] = lambda tell: tell()
         self.policy = Policy(**{"canary": 2, **policy})
         self.stable = stable
         self.loaded = {n: LoadedVersion(n, pid=100 + n, tokenizer_hash="t", template_hash="c") for n in plays}
@@ -230,6 +232,7 @@ class Scene:
             load=meter,
             shadows=self.shadows,
             clock=self.clock,
+            announce=lambda tell: self.announce(tell),
         )
         self.router = Router(
             self.around,

@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 from piccard.shared_memory import home_prefix, regions
 from piccard_contract.live_state import LiveState
+from piccard_contract.process_lock import holder_pid
 from piccard_server import RunningServer
 
 MIB = 2.0**20
@@ -73,7 +74,7 @@ def _owners(server: RunningServer) -> dict[int, str]:
     finally:
         live.close()
     names = {section.pid: section.owner for section in sections if section.alive}
-    return names | {server.server_pid(): "tritonserver"}
+    return names | {server.server_pid(): "tritonserver", holder_pid(server.service.gateway_lock) or 0: "gateway"}
 
 
 def _sections(server: RunningServer) -> int:

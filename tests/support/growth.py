@@ -83,7 +83,7 @@ def growth(name: str, points: Sequence[tuple[float, float]], each: Mapping[str, 
     kept = [point for point in points if point[0] >= last / 10]
     pairs = [(a, b) for i, a in enumerate(kept) for b in kept[i + 1 :] if b[0] > a[0]]
     if name.startswith("resident"):
-        pairs = list(pairwise(kept))
+        pairs = [(a, b) for a, b in pairwise(kept) if b[0] > a[0]]
     slope = statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs) if pairs else 0.0
     level = statistics.median(value - slope * position for position, value in kept)
     noise = statistics.median(abs(value - level - slope * position) for position, value in kept)

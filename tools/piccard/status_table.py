@@ -24,7 +24,7 @@ _HEADINGS = (
 def print_status(found: dict[str, Any], console: Console) -> None:
     """Print what `piccard.status.status` found."""
     server, policy = found["server"], found["policy"]
-    where = f"http {server['http']}, gRPC {server['grpc']}, {server['phase']}" if server else "no server runs"
+    where = ", ".join((*_addresses(server), server["phase"])) if server else "no server runs"
     console.print(f"[bold]{found['service']}[/bold] in {found['home']}: {where}", highlight=False, soft_wrap=True)
     ratio = policy.get("traffic_ratio")
     canary = f"canary {policy['canary']} gets {100 * ratio:g} %" if ratio and policy.get("canary") else "no canary"
@@ -54,6 +54,14 @@ def print_status(found: dict[str, Any], console: Console) -> None:
         console.print(f"policy.yaml is not in use: {problem}", highlight=False, soft_wrap=True)
     for line in _deaths(server or {}):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _addresses(server: dict[str, Any]) -> Iterator[str]:
+    """Where clients reach the service."""
+    yield f"http {server['http']}"
+    yield f"gRPC {server['grpc']}"
+    if server["gateway"]:
+        yield f"gateway http://{server['gateway']}/v1"
 
 
 def _deaths(server: dict[str, Any]) -> Iterator[str]:

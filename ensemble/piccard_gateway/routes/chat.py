@@ -1,6 +1,6 @@
 """POST /v1/chat/completions."""
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from piccard_gateway.caller import caller_of
@@ -9,11 +9,10 @@ from piccard_gateway.completion_run import CompletionRun
 from piccard_gateway.gateway import Incoming, now
 from piccard_gateway.schemas import ChatBody, read_body
 
-router = APIRouter()
+PATH = "/v1/chat/completions"
 
 
-@router.post("/v1/chat/completions")
-async def chat(request: Request) -> Response:
+async def answer(request: Request) -> Response:
     """Continue a chat."""
     gateway = request.app.state.gateway
     body = read_body(ChatBody, await request.body())

@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter, Request
 from piccard_contract.errors import ErrorCode
+from starlette.requests import Request
 from starlette.responses import Response
 
 from piccard_gateway.caller import caller_of
@@ -16,11 +16,10 @@ from piccard_gateway.fill_in_middle import with_gap
 from piccard_gateway.gateway import Gateway, Incoming, now
 from piccard_gateway.schemas import CompletionBody, read_body
 
-router = APIRouter()
+PATH = "/v1/completions"
 
 
-@router.post("/v1/completions")
-async def completions(request: Request) -> Response:
+async def answer(request: Request) -> Response:
     """Continue texts, or fill the gap between two."""
     gateway = request.app.state.gateway
     body = read_body(CompletionBody, await request.body())
