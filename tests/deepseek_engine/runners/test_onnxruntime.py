@@ -10,7 +10,8 @@ import torch
 from deepseek_engine.engine import Engine
 from deepseek_engine.models import Model, load_config, load_model
 from deepseek_engine.request import EngineOutput, EngineRequest
-from deepseek_engine.runners.onnxruntime import MODEL_FILE, ExportError, OnnxModel, check_cache_stays
+from deepseek_engine.runners.onnx_graph import MODEL_FILE, ExportError, check_cache_stays
+from deepseek_engine.runners.onnxruntime import OnnxModel
 from deepseek_engine.runners.torch import TorchRunner
 from deepseek_engine.settings import EngineSettings
 from onnx import helper
