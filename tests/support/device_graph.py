@@ -1,4 +1,4 @@
-"""Runs an export for a GPU without one: a session whose operators are plain torch, over the addresses it is bound to."""
+"""Runs an export for a GPU without one: a session whose operators are plain torch, over the addresses bound to it."""
 
 import ctypes
 from collections.abc import Callable
@@ -37,10 +37,13 @@ _SPELLED = {
 }
 
 
-def write_device_graphs(checkpoint: Path, config: ModelConfig, out: Path) -> Path:
-    """A checkpoint's graphs for a GPU in float32, which no operator takes there, for an exact comparison."""
+def write_device_graphs(checkpoint: Path, config: ModelConfig, out: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """A checkpoint's graphs for a GPU, of the layers that `config` says.
+
+    No operator takes float32 there: it is for an exact comparison.
+    """
     out.mkdir()
-    writer = DeviceWriter(config, Checkpoint(checkpoint, dtype=torch.float32), WeightFiles(out))
+    writer = DeviceWriter(config, Checkpoint(checkpoint, dtype=dtype), WeightFiles(out))
     for name, graph in zip((MODEL_FILE, HEAD_FILE), writer.write(), strict=True):
         (out / name).write_bytes(graph.SerializeToString())
     return out

@@ -11,7 +11,7 @@ from deepseek_engine.cache_spec import Cache, CacheSpec
 from deepseek_engine.gpu.device_step import DeviceStep
 from deepseek_engine.memory_budget import file_bytes
 from deepseek_engine.models import ModelConfig
-from deepseek_engine.runners.onnx_graph import HEAD_FILE, MODEL_FILE, OUT, ExportError, check_cache_stays
+from deepseek_engine.runners.onnx_graph import HEAD_FILE, MODEL_FILE, OUT, ExportError, check_cache_stays, check_device
 from deepseek_engine.runners.onnx_session import Binding, cache_spec_of, check_config, open_session, session_options
 
 PROVIDER = "CUDAExecutionProvider"
@@ -99,7 +99,9 @@ class OnnxDecoder:
         """[N, hidden] after the final norm -> float32 [N, vocab], in `out` where it is given."""
         if out is None:
             out = torch.empty(len(hidden), self.config.vocab_size, dtype=torch.float32, device=self.device)
-        self._head.input("hidden", hidden.contiguous())
+        # Bound by its address alone: it has a name until the run is under way.
+        rows = hidden.contiguous()
+        self._head.input("hidden", rows)
         self._head.output("logits", out)
         self._run(self._head)
         return out
@@ -130,6 +132,7 @@ def load_onnx_decoder(
         ExportError: export or library cannot be used, or an operator would not run on the device.
     """
     check_cache_stays(folder / MODEL_FILE)
+    check_device(folder / MODEL_FILE, on_gpu=True)
     before = _outside_torch(device)
     stream = torch.cuda.Stream(device)
     providers = [(PROVIDER, provider_options(device, stream.cuda_stream, memory))]
@@ -138,7 +141,7 @@ def load_onnx_decoder(
         check_placement(session)
     # Another version that loads meanwhile is counted here; what the files hold is ours in any case.
     least = file_bytes(folder, "*.data")
-    model = OnnxDecoder(
+    return OnnxDecoder(
         body,
         head,
         config,
@@ -146,9 +149,6 @@ def load_onnx_decoder(
         stream=stream,
         outside=lambda: max(_outside_torch(device) - before, least),
     )
-    if model.dtype == torch.float32:
-        raise ExportError(f"{folder} is an export for a CPU; publish it with --device cpu, or export it in bfloat16")
-    return model
 
 
 def host_batch(step: DeviceStep) -> Tensor:

@@ -34,6 +34,22 @@ def check_cache_stays(path: Path) -> None:
             )
 
 
+def check_device(path: Path, *, on_gpu: bool) -> None:
+    """Whether a graph was written for a GPU or a CPU, as is wanted: its cache is of a half type or in float32.
+
+    Raises:
+        ExportError: it was written for the other.
+    """
+    graph = _read(path)
+    outputs = {each.name for each in graph.output}
+    kinds = {each.type.tensor_type.elem_type for each in graph.input if f"{each.name}{OUT}" in outputs}
+    for_gpu = onnx.TensorProto.FLOAT not in kinds
+    if for_gpu and not on_gpu:
+        raise ExportError(f"{path} was exported for a GPU; publish with --device cuda, or export in float32")
+    if on_gpu and not for_gpu:
+        raise ExportError(f"{path} was exported for a CPU; publish with --device cpu, or export in bfloat16")
+
+
 def _read(path: Path) -> onnx.GraphProto:
     try:
         return onnx.load(str(path), load_external_data=False).graph

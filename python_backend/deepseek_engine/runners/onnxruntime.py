@@ -10,7 +10,7 @@ from torch import Tensor
 from deepseek_engine.batch import Batch
 from deepseek_engine.cache_spec import Cache, CacheSpec
 from deepseek_engine.models import ModelConfig
-from deepseek_engine.runners.onnx_graph import HEAD_FILE, MODEL_FILE, OUT, ExportError, check_cache_stays
+from deepseek_engine.runners.onnx_graph import HEAD_FILE, MODEL_FILE, OUT, check_cache_stays, check_device
 from deepseek_engine.runners.onnx_session import Binding, cache_spec_of, check_config, open_session, session_options
 
 
@@ -33,14 +33,11 @@ class OnnxModel:
     def __init__(self, folder: Path, library: Path, config: ModelConfig, *, threads: int) -> None:
         self.config = config
         check_cache_stays(folder / MODEL_FILE)
+        check_device(folder / MODEL_FILE, on_gpu=False)
         self._body = _session(folder / MODEL_FILE, library, threads)
         self._head = _session(folder / HEAD_FILE, library, threads)
         self._cache_spec = cache_spec_of(self._body)
         check_config(config, self._body, self._head, self._cache_spec)
-        if {plane.dtype for plane in self._cache_spec.planes} != {torch.float32}:
-            raise ExportError(
-                f"{folder} is an export for a GPU; publish it with --device cuda, or export it in float32"
-            )
         self._computed = ctypes.CDLL(str(library)).piccard_ops_computed
         self._computed.restype = ctypes.c_uint64
         self._bound: Cache | None = None
