@@ -94,7 +94,7 @@ def test_an_export_of_another_checkpoint_is_refused(
     library: Path, checkpoint_folder: Folders, export_folder: Folders
 ) -> None:
     config = load_config(checkpoint_folder("v3"))
-    with pytest.raises(ExportError, match="is an export of another checkpoint"):
+    with pytest.raises(ExportError, match="the export is of another checkpoint"):
         OnnxModel(export_folder("llama"), library, config, threads=1)
 
 
