@@ -172,16 +172,23 @@ def provider_options(device: torch.device, stream: int, memory: int) -> dict[str
 
 
 def check_placement(session: onnxruntime.InferenceSession) -> None:
-    """Whether every node runs on the device: another would copy between it and the host in each step.
+    """Whether every node and every cache is on the device: else a step would copy between it and the host.
 
     Raises:
-        ExportError: one does not; names it.
+        ExportError: one is not; names it.
     """
     for part in session.get_provider_graph_assignment_info():
         for node in part.get_nodes() if part.ep_name != PROVIDER else ():
             raise ExportError(
                 f"node {node.name!r}, a {node.op_type}, would run on {part.ep_name}, not on {PROVIDER}, and copy to and"
                 " from the host in each step; publish the version again"
+            )
+    outputs = {each.name for each in session.get_outputs()}
+    for each, memory in zip(session.get_inputs(), session.get_input_memory_infos(), strict=True):
+        if f"{each.name}{OUT}" in outputs and memory.name == "Cpu":
+            raise ExportError(
+                f"an operator takes the cache {each.name} from the host's memory, and copies it in each step;"
+                " publish the version again"
             )
 
 

@@ -127,12 +127,24 @@ def test_an_export_for_a_cpu_is_told_before_it_is_opened(
         )
 
 
-def test_a_node_that_is_not_on_the_gpu_is_named() -> None:
-    rows = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["T"]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"], name="the_node")], "g", rows[:1], rows[1:])
+def session_on_the_cpu(cache: str) -> Any:
+    """A real one of one node, whose input and output are a cache."""
+    rows = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["T"]) for name in (cache, f"{cache}_out")]
+    node = helper.make_node("Neg", [cache], [f"{cache}_out"], name="the_node")
+    graph = helper.make_graph([node], "g", rows[:1], rows[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def test_a_node_that_is_not_on_the_gpu_is_named() -> None:
     with pytest.raises(ExportError, match="node 'the_node', a Neg, would run on CPUExecutionProvider"):
+        check_placement(session_on_the_cpu("latent_0"))
+
+
+def test_a_cache_in_the_hosts_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_on_the_cpu("latent_0")
+    monkeypatch.setattr(session, "get_provider_graph_assignment_info", list)
+    with pytest.raises(ExportError, match="takes the cache latent_0 from the host's memory"):
         check_placement(session)
