@@ -2,21 +2,19 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from deepseek_engine.engine import Engine
-from deepseek_engine.gpu_version import gpu_runner
-from deepseek_engine.memory_budget import DEFAULT_GPU_SHARE, memory_bytes
 from deepseek_engine.models import load_config
 from deepseek_engine.profiles import profile
 from deepseek_engine.runners.torch import TorchRunner
 from deepseek_engine.settings import EngineSettings
 from deepseek_engine.text.tokenizer import Tokenizer
 
-from whole_engine.engine import Built, Prompts, build_engine, decode, timed
+from whole_engine.engine import Built, Prompts, decode, load, timed
 from whole_engine.results import Log, Row
 
 SECTION = "onnxruntime"
@@ -24,8 +22,8 @@ PROVIDER = "CUDAExecutionProvider"
 # Over the step of runner torch, by batch; larger ones as 8.
 TARGETS = {1: 1.2}
 TARGET = 1.1
-# Of what one engine would have, so that two fit on a card.
-SHARE = 0.7
+ARENA = 16 << 30
+"""Bytes that a session may take beside its weights."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +33,12 @@ class Pair:
     Attributes:
         export: folder of the export; made where it is not there.
         library: the com.deepseek operators; None has them built.
-        memory: what one engine alone would take, as in version.yaml.
     """
 
     folder: Path
     export: Path
     library: Path | None
     device: torch.device
-    memory: float | str | None
     seed: int
 
     @property
@@ -59,7 +55,6 @@ def compare(
     turns: int,
     lead: int,
     window: int,
-    max_model_len: int,
     may_begin: Callable[[str], bool],
 ) -> None:
     """A decoding step of each, in turns; the figure is the ratio of their medians."""
@@ -69,22 +64,29 @@ def compare(
     if pair.on_gpu and PROVIDER not in providers:
         log.write(skipped=SECTION, why=f"the onnxruntime that is installed has no {PROVIDER}")
         return
-    seconds: dict[str, float] = {}
-    with timed(seconds, "export", pair.device):
-        _export(pair)
-    # Prompts come in pieces that graphs hold: what is compared is decoding.
+    # Prompts come in pieces that graphs hold: what is compared is decoding. The cache holds what runs, and no more: two
+    # engines share the card.
+    longest = prompt + 2 * (lead + window) + 64
     settings = profile(
         "throughput",
         on_gpu=pair.on_gpu,
         enable_prefix_caching=False,
-        max_model_len=max_model_len,
+        max_model_len=longest,
+        max_num_seqs=max(batches),
         max_num_batched_tokens=512,
         prefill_chunk=512,
     )
-    built = {"torch": build_engine(pair.folder, pair.device, settings, _share(pair.memory))}
-    built[SECTION] = _build(pair, settings)
-    for name, each in built.items():
-        seconds |= {f"{name}, {part}": value for part, value in each.seconds.items()}
+    settings = replace(settings, num_blocks=max(batches) * (longest // settings.block_size + 2))
+    seconds: dict[str, float] = {}
+    with timed(seconds, "export", pair.device):
+        _export(pair)
+    models = {"torch": lambda: load(pair.folder, pair.device), SECTION: lambda: _load(pair)}
+    built = {}
+    for name, load_model in models.items():
+        with timed(seconds, f"{name}, weights", pair.device):
+            model = load_model()
+        with timed(seconds, f"{name}, runner", pair.device):
+            built[name] = _built(pair, model, settings)
     log.write(header={"runners": {"onnxruntime": onnxruntime.__version__, "seconds": seconds}})
     print(", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()), flush=True)
     prompts = Prompts(built["torch"].runner.vocab_size, seed=pair.seed)
@@ -131,30 +133,31 @@ def _export(pair: Pair) -> None:
     export(pair.folder, pair.export, precision=torch.bfloat16 if pair.on_gpu else torch.float32)
 
 
-def _build(pair: Pair, settings: EngineSettings) -> Built:
-    """The engine over the export, warm."""
-    seconds: dict[str, float] = {}
-    with timed(seconds, "library", pair.device):
-        library = pair.library or _library(on_gpu=pair.on_gpu)
+def _load(pair: Pair) -> Any:
+    """The model over the export."""
+    library = pair.library or _library(on_gpu=pair.on_gpu)
     config = load_config(pair.folder)
-    model: Any
-    runner: Any
     if pair.on_gpu:
         from deepseek_engine.gpu.onnx_decoder import load_onnx_decoder
 
-        total = torch.cuda.get_device_properties(pair.device).total_memory
-        budget = memory_bytes(_share(pair.memory) or DEFAULT_GPU_SHARE, total)
-        with timed(seconds, "weights", pair.device):
-            model = load_onnx_decoder(pair.export, library, config, device=pair.device, memory=budget)
-        with timed(seconds, "runner", pair.device):
-            runner = gpu_runner(model, settings, budget)
-    else:
-        from deepseek_engine.runners.onnxruntime import OnnxModel
+        return load_onnx_decoder(pair.export, library, config, device=pair.device, memory=ARENA)
+    from deepseek_engine.runners.onnxruntime import OnnxModel
 
-        with timed(seconds, "weights", pair.device):
-            model = OnnxModel(pair.export, library, config, threads=1)
+    return OnnxModel(pair.export, library, config, threads=1)
+
+
+def _built(pair: Pair, model: Any, settings: EngineSettings) -> Built:
+    """The engine over a model, warm."""
+    runner: Any
+    if pair.on_gpu:
+        from deepseek_engine.runners.cuda import CudaRunner
+
+        runner = CudaRunner(model, settings)
+        runner.precompile()
+        runner.capture()
+    else:
         runner = TorchRunner(model, settings, pair.device)
-    return Built(Engine(runner, Tokenizer.from_folder(pair.folder), settings), runner, model, settings, seconds)
+    return Built(Engine(runner, Tokenizer.from_folder(pair.folder), settings), runner, model, settings)
 
 
 def _library(*, on_gpu: bool) -> Path:
@@ -165,7 +168,3 @@ def _library(*, on_gpu: bool) -> Path:
     from deepseek_ops.build import build
 
     return build()
-
-
-def _share(memory: float | str | None) -> float | str | None:
-    return memory * SHARE if isinstance(memory, float) else memory

@@ -248,7 +248,6 @@ def two_runners(work: Work) -> None:
         export=work.export or work.folder.with_name(f"{work.folder.name}-onnx"),
         library=work.ops_library,
         device=work.device,
-        memory=work.memory,
         seed=work.seed,
     )
 
@@ -267,7 +266,6 @@ def two_runners(work: Work) -> None:
         turns=sizes.turns,
         lead=sizes.lead,
         window=sizes.window,
-        max_model_len=sizes.max_model_len,
         may_begin=may_begin,
     )
 
