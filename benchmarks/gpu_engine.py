@@ -14,6 +14,7 @@ same run. Processes of their own measure what would disturb each other:
     bulk         decode, generate, prefill, first, tail, trace, filtered, long
     invariant    invariant                          decoding in the batch-invariant mode
     transformers transformers                       its generate on the same folder
+    runners      onnxruntime                        decode of runner onnxruntime beside runner torch, in turns
 
 Figures are appended to gpu_engine.jsonl as they come; a section that breaks its process costs that section alone.
 """
@@ -35,6 +36,7 @@ GROUPS = {
     "bulk": ["decode", "generate", "prefill", "first", "tail", "trace", "filtered", "long"],
     "invariant": ["invariant"],
     "transformers": ["transformers"],
+    "runners": ["onnxruntime"],
 }
 ALL = [name for names in GROUPS.values() for name in names]
 # What a process may take beyond the budget to end the case that it is in.
@@ -47,6 +49,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shape", choices=SHAPES, default=None, help="default: v2-lite, tiny with --smoke")
     parser.add_argument("--layers", type=int, help="fewer layers, for a trial")
     parser.add_argument("--folder", type=Path, help="of the weights; default: one under the temporary folder")
+    parser.add_argument("--export", type=Path, help="of the weights, made if absent; default: beside --folder")
+    parser.add_argument("--ops-library", type=Path, help="operators of runner onnxruntime; default: built")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto", help="auto takes a GPU where there is one")
     parser.add_argument("--memory", default="0.6", help="weights and cache: a share of the GPU, or an amount: 80GiB")
@@ -94,6 +98,8 @@ def work(options: argparse.Namespace) -> None:
             smoke=options.smoke,
             started=(options.started, began),
             deadline=options.deadline,
+            export=options.export,
+            ops_library=options.ops_library,
         )
     )
 

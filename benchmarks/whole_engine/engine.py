@@ -53,7 +53,7 @@ def build_engine(
     on_gpu = device.type == "cuda"
     with timed(seconds, "weights", device):
         before = _allocated(device)
-        model = _load(folder, device, batch_invariant)
+        model = load(folder, device, batch_invariant)
         weights = _allocated(device) - before
     with timed(seconds, "runner", device):
         total = torch.cuda.get_device_properties(device).total_memory if on_gpu else 2**32
@@ -66,7 +66,8 @@ def build_engine(
     return Built(engine, runner, model, settings, seconds)
 
 
-def _load(folder: Path, device: torch.device, batch_invariant: bool) -> Any:
+def load(folder: Path, device: torch.device, batch_invariant: bool = False) -> Any:
+    """The checkpoint's model, as runner torch has it there."""
     if device.type != "cuda":
         return load_model(folder, dtype=torch.bfloat16, device=str(device))
     from deepseek_engine.gpu.decoder import load_gpu_model

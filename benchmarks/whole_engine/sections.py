@@ -48,6 +48,7 @@ class Sizes:
     window: int = 64
     long_window: int = 32
     filtered_batch: int = 32
+    runner_batches: tuple[int, ...] = (1, 8, 32, 128)
     generate_batches: tuple[int, ...] = (1, 32)
     prefill_batch: int = 8
     streams: int = 32
@@ -73,6 +74,7 @@ SMOKE = Sizes(
     window=4,
     long_window=2,
     filtered_batch=4,
+    runner_batches=(1, 4),
     generate_batches=(1, 32),
     prefill_batch=2,
     streams=4,

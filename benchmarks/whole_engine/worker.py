@@ -14,6 +14,7 @@ from deepseek_engine.kernels.dispatch import DISPATCH
 from deepseek_engine.profiles import profile
 from deepseek_engine.settings import EngineSettings
 
+from whole_engine import two_runners as two
 from whole_engine.checkpoint import SHAPES, ensure
 from whole_engine.engine import Prompts, Streams, build_engine, timed
 from whole_engine.results import Log, Row
@@ -30,6 +31,7 @@ class Work:
     Attributes:
         started: `time.time` when the process was started, and when it began to import.
         deadline: `time.time` after which no further case is begun.
+        export, ops_library: of runner onnxruntime.
     """
 
     sections: list[str]
@@ -43,6 +45,8 @@ class Work:
     smoke: bool
     started: tuple[float, float]
     deadline: float | None
+    export: Path | None = None
+    ops_library: Path | None = None
 
     @property
     def sizes(self) -> Sizes:
@@ -235,10 +239,42 @@ def transformers_generate(work: Work) -> None:
         work.log.add(Row("transformers", f"batch {batch}, {experts}", rate, "tokens/s", "more", ms=ms))
 
 
+def two_runners(work: Work) -> None:
+    """Runner onnxruntime beside runner torch."""
+    work.log.write(begin=two.SECTION)
+    sizes = work.sizes
+    pair = two.Pair(
+        folder=work.folder,
+        export=work.export or work.folder.with_name(f"{work.folder.name}-onnx"),
+        library=work.ops_library,
+        device=work.device,
+        seed=work.seed,
+    )
+
+    def may_begin(case: str) -> bool:
+        if work.deadline is None or time.time() < work.deadline:
+            return True
+        work.log.write(skipped=case, why="the time is used up")
+        return False
+
+    work.log.write(header=header(work.device))
+    two.compare(
+        pair,
+        work.log,
+        batches=sizes.runner_batches,
+        prompt=sizes.prompt,
+        turns=sizes.turns,
+        lead=sizes.lead,
+        window=sizes.window,
+        may_begin=may_begin,
+    )
+
+
 WORKERS = {
     "make": make_weights,
     "interactive": interactive,
     "bulk": bulk,
     "invariant": invariant,
     "transformers": transformers_generate,
+    "runners": two_runners,
 }

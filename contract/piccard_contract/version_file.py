@@ -105,7 +105,7 @@ class VersionFile(BaseModel):
         ops_library: path of the custom-op library, for runner onnxruntime; absolute or relative to the home.
         profile: named engine settings.
         precision: type of weights and activations; auto is float32 on a CPU and bfloat16 on a GPU.
-        device: cpu, cuda or cuda:N; auto takes a GPU where there is one.
+        device: cpu, cuda or cuda:N; auto takes a GPU where there is one, and a CPU for runner onnxruntime.
         memory: share of the device's memory (0 to 1, a number) or an amount such as 8GiB for weights and cache;
             null takes the device's default.
         max_model_len: context in tokens; null takes the checkpoint's.

@@ -20,7 +20,7 @@ from deepseek_engine.text.tokenizer import Tokenizer
 from deepseek_engine.version import OpenVersion
 
 if TYPE_CHECKING:
-    from deepseek_engine.gpu.decoder import GpuDecoder
+    from deepseek_engine.gpu.device_model import DeviceModel
 
 LOADED = 0.95
 """Share of a version's progress at which its model is loaded; the rest is the warm-up."""
@@ -56,7 +56,7 @@ def settings_of(file: VersionFile, *, on_gpu: bool, **changes: Any) -> EngineSet
 
 def warm_version(
     file: VersionFile,
-    model: "Model | GpuDecoder",
+    model: "Model | DeviceModel",
     runner: ModelRunner,
     tokenizer: Tokenizer,
     settings: EngineSettings,

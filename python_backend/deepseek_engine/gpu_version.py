@@ -14,7 +14,7 @@ from deepseek_engine.text.tokenizer import Tokenizer
 from deepseek_engine.version import OpenVersion, Progress
 
 if TYPE_CHECKING:
-    from deepseek_engine.gpu.decoder import GpuDecoder
+    from deepseek_engine.gpu.device_model import DeviceModel
     from deepseek_engine.runners.cuda import CudaRunner
     from deepseek_engine.settings import EngineSettings
 
@@ -37,9 +37,7 @@ def open_gpu(
 
     settings = settings_of(file, on_gpu=True)
     config = load_config(checkpoint)
-    total = torch.cuda.get_device_properties(device).total_memory
-    budget = memory_bytes(DEFAULT_GPU_SHARE if file.memory is None else file.memory, total)
-    _check_weights(file_bytes(checkpoint, "*.safetensors"), budget, torch.cuda.mem_get_info(device)[0])
+    budget = gpu_budget(file, device, file_bytes(checkpoint, "*.safetensors"))
     pulse = Pulse()
     model = load_gpu_model(
         checkpoint,
@@ -55,7 +53,7 @@ def open_gpu(
     return warm_version(file, model, runner, tokenizer, settings, device=device, pulse=pulse)
 
 
-def gpu_runner(model: "GpuDecoder", settings: "EngineSettings", budget: int) -> "CudaRunner":
+def gpu_runner(model: "DeviceModel", settings: "EngineSettings", budget: int) -> "CudaRunner":
     """A runner whose every graph is captured, with the largest cache that `budget` bytes of the card allow.
 
     Raises:
@@ -71,8 +69,20 @@ def gpu_runner(model: "GpuDecoder", settings: "EngineSettings", budget: int) -> 
     return runner
 
 
+def gpu_budget(file: VersionFile, device: torch.device, weights: int) -> int:
+    """The bytes of the card that a version may use.
+
+    Raises:
+        MemoryBudgetError: its `weights` bytes do not fit; refused with figures, before anything is read and an
+            allocation fails.
+    """
+    total = torch.cuda.get_device_properties(device).total_memory
+    budget = memory_bytes(DEFAULT_GPU_SHARE if file.memory is None else file.memory, total)
+    _check_weights(weights, budget, torch.cuda.mem_get_info(device)[0])
+    return budget
+
+
 def _check_weights(weights: int, budget: int, free: int) -> None:
-    """Refuse with figures what cannot fit, before anything is read and an allocation fails."""
     if weights > min(budget, free):
         raise MemoryBudgetError(
             f"version.yaml: the weights take {weights / 2**30:.2f} GiB, but memory allows {budget / 2**30:.2f} GiB and "

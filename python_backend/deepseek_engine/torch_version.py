@@ -17,7 +17,7 @@ from deepseek_engine.version import OpenVersion, Progress
 
 _log = logging.getLogger(__name__)
 
-_DTYPES = {
+DTYPES = {
     Precision.FLOAT32: torch.float32,
     Precision.BFLOAT16: torch.bfloat16,
     Precision.FLOAT16: torch.float16,
@@ -33,8 +33,8 @@ def open_torch(file: VersionFile, *, checkpoint: Path, progress: Progress, threa
     Raises:
         ValueError: device, memory, settings or checkpoint cannot be used; says what to change.
     """
-    device = _device(file.device)
-    dtype = _DTYPES[chosen_precision(file, device)]
+    device = device_of(file.device)
+    dtype = DTYPES[chosen_precision(file, device)]
     if threads is not None:
         torch.set_num_threads(threads)
     tokenizer = Tokenizer.from_folder(checkpoint)
@@ -60,7 +60,8 @@ def open_torch(file: VersionFile, *, checkpoint: Path, progress: Progress, threa
     )
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device of version.yaml's name. Raises VersionFileError where there is none."""
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     device = torch.device(name)

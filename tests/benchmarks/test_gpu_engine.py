@@ -60,7 +60,9 @@ def test_sections_after_a_broken_one_run(weights: Path, tmp_path: Path, monkeypa
         ("interactive", ["streams"]),
         ("bulk", gpu_engine.GROUPS["bulk"]),
         ("bulk", ["prefill", "first", "tail", "trace", "filtered", "long"]),
+        ("invariant", ["invariant"]),
         ("transformers", ["transformers"]),
+        ("runners", ["onnxruntime"]),
     ]
     assert [told.split(":")[0] for told in unfinished(lines)] == ["failed start", "failed generate", "failed long"]
 

@@ -39,3 +39,19 @@ def test_a_folder_that_is_there_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["export", str(demo_checkpoint()), str(tmp_path), "--quantize", "int4"])
     assert isinstance(result.exception, OperationError)
     assert "is there already" in str(result.exception)
+
+
+def test_for_a_gpu_the_gates_alone_are_larger(tmp_path: Path) -> None:
+    plain, device = exported(tmp_path / "plain"), exported(tmp_path / "device", "--precision", "bfloat16")
+    assert plain.keys() == device.keys()
+    assert device["head.data"] == plain["head.data"]
+    # The demo is bfloat16 on disk; gates are float32 for a GPU, and tensors begin at whole pages.
+    layers = [name for name in plain if name.startswith("layer_")]
+    assert all(plain[name] < 1.1 * device[name] and device[name] < 1.1 * plain[name] for name in layers)
+
+
+def test_packed_weights_for_a_gpu_are_refused(tmp_path: Path) -> None:
+    options = ["--precision", "bfloat16", "--quantize", "int4"]
+    result = CliRunner().invoke(app, ["export", str(demo_checkpoint()), str(tmp_path / "out"), *options])
+    assert isinstance(result.exception, OperationError)
+    assert "packed weights are for operators on a CPU" in str(result.exception)

@@ -67,6 +67,22 @@ def test_an_int4_export_is_another_and_smaller(service: Service, publish: Callab
     assert sizes[1] < sizes[0]
 
 
+def test_for_a_gpu_another_export_and_library_are_kept(
+    service: Service, publish: Callable[..., VersionFile], tmp_path: Path
+) -> None:
+    import onnx
+
+    own = tmp_path / "cuda.so"
+    own.write_bytes(b"for a GPU")
+    version = publish("--device=cuda", f"--ops-library={own}")
+    export, kept = named(service, version)
+    assert kept.read_bytes() == b"for a GPU"
+    graph = onnx.load(export / "model.onnx", load_external_data=False).graph
+    kinds = {each.name: each.type.tensor_type.elem_type for each in graph.input}
+    assert kinds["latent_0"] == onnx.TensorProto.BFLOAT16
+    assert kinds["host_batch"] == onnx.TensorProto.INT32
+
+
 def test_a_dry_run_exports_nothing(service: Service, piccard: Piccard, checkpoint: Path) -> None:
     piccard(service.home, "publish", str(checkpoint), "--runner=onnxruntime", "--dry-run")
     assert not service.exports.exists()
@@ -88,6 +104,10 @@ def test_a_library_of_ones_own_is_copied(service: Service, piccard: Piccard, che
         (["--runner=torch", "--ops-library=/nowhere/ops.so"], "--ops-library is for --runner onnxruntime"),
         (["--runner=torch", "--quantize=int4"], "--quantize is for --runner onnxruntime"),
         (["--runner=onnxruntime", "--label=v1.0.0"], "label v1.0.0 is that of version 1"),
+        (
+            ["--runner=onnxruntime", "--device=cuda", "--precision=float32"],
+            "runner onnxruntime computes in bfloat16 or float16 on a GPU; publish with --precision auto",
+        ),
     ],
 )
 def test_what_is_refused_leaves_nothing(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from deepseek_engine.gpu.decoder import GpuDecoder, load_gpu_model
+from deepseek_engine.gpu.device_model import DeviceModel
 from deepseek_engine.models import load_config
 from deepseek_engine.models.config import DeepseekConfig
 from deepseek_engine.models.decoder import Decoder
@@ -41,7 +42,7 @@ def reference_model(folder: Path, layers: int) -> Decoder:
     return build_model(config_of(folder, layers), Checkpoint(folder, dtype=torch.float32, device="cpu"))
 
 
-def device_runner(model: GpuDecoder, settings: EngineSettings, **sizes: int) -> CudaRunner:
+def device_runner(model: DeviceModel, settings: EngineSettings, **sizes: int) -> CudaRunner:
     """A runner whose cache holds NaN where no step has written."""
     runner = CudaRunner(model, settings, **sizes)
     for plane in runner._cache.values():
@@ -69,14 +70,22 @@ class RunnerPair:
         folder: a random checkpoint.
         layers: how many of its layers are run.
         graph_tokens, expanded_tokens: of the device runner, small, so that every kind of step is short.
+        model: for the device runner, of as many layers; the device kernels' by default.
         settings: changes to small ones.
     """
 
     def __init__(
-        self, folder: Path, layers: int, *, graph_tokens: int = 8, expanded_tokens: int = 4096, **settings: Any
+        self,
+        folder: Path,
+        layers: int,
+        *,
+        graph_tokens: int = 8,
+        expanded_tokens: int = 4096,
+        model: DeviceModel | None = None,
+        **settings: Any,
     ) -> None:
         chosen = EngineSettings(**{"num_blocks": 32, "max_num_seqs": 4, "max_num_batched_tokens": 64, **settings})
-        self.device_model = device_model(folder, layers)
+        self.device_model = model or device_model(folder, layers)
         self.reference_model = reference_model(folder, layers)
         sizes = {"graph_tokens": graph_tokens, "expanded_tokens": expanded_tokens}
         self.device = device_runner(self.device_model, chosen, **sizes)

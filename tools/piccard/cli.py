@@ -419,8 +419,13 @@ def export(
     quantize: Annotated[
         Literal["int4"] | None, typer.Option(help="Pack products and experts; else weights keep their type.")
     ] = None,
+    precision: Annotated[
+        Literal["float32", "bfloat16", "float16"],
+        typer.Option(help="Of activations and cache: float32 for a CPU, the others for a GPU."),
+    ] = "float32",
 ) -> None:
     """Write a checkpoint as an ONNX model over the com.deepseek operators."""
+    import torch
     from deepseek_engine.models import CheckpointError
     from deepseek_ops.exporter.export import ExportError
     from deepseek_ops.exporter.export import export as run
@@ -428,7 +433,9 @@ def export(
 
     try:
         packed = Int4Format() if quantize == "int4" else None
-        typer.echo(run(checkpoint, out, lambda part: typer.echo(part, err=True), format=packed))
+        dtype: torch.dtype = getattr(torch, precision)
+        told = run(checkpoint, out, lambda part: typer.echo(part, err=True), format=packed, precision=dtype)
+        typer.echo(told)
     except (CheckpointError, ExportError) as error:
         raise OperationError(str(error)) from error
 

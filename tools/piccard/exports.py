@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from piccard_contract.home import Service
-from piccard_contract.version_file import Runner, VersionFile, VersionFileError, read_version_file
+from piccard_contract.version_file import Precision, Runner, VersionFile, VersionFileError, read_version_file
 
 from piccard.durable_file import sync_folder
 from piccard.errors import OperationError
@@ -25,16 +25,19 @@ def with_export(
 ) -> VersionFile:
     """The version with an export and a library, both made and kept; with another runner as it is.
 
+    They are for a GPU where the version's device is one by name.
+
     Args:
         int4: whether products and experts are packed in four bits.
 
     Raises:
-        OperationError: the checkpoint cannot be exported, or the library not built.
+        OperationError: the checkpoint cannot be exported for the device, or the library not built.
     """
     if version.runner is not Runner.ONNXRUNTIME:
         return version
-    library, library_sha = _keep_library(service, version.ops_library)
-    export, export_sha = _keep_export(service, checkpoint, tell, int4=int4)
+    precision = _precision(version)
+    library, library_sha = _keep_library(service, version.ops_library, on_gpu=precision is not Precision.FLOAT32)
+    export, export_sha = _keep_export(service, checkpoint, tell, int4=int4, precision=precision)
     hashes = version.hashes.model_copy(update={"export": export_sha, "ops_library": library_sha})
     return version.model_copy(update={"export": export, "ops_library": library, "hashes": hashes})
 
@@ -67,11 +70,22 @@ def _named(home: Path) -> Iterator[str]:
             yield from filter(None, (version.export, version.ops_library))
 
 
-def _keep_library(service: Service, named: str | None) -> tuple[str, str]:
-    from deepseek_ops.build import BuildError, build
+def _precision(version: VersionFile) -> Precision:
+    """Of activations and cache: float32 on a CPU; on a GPU what version.yaml says."""
+    if not version.device.startswith("cuda"):
+        return Precision.FLOAT32
+    if version.precision is Precision.FLOAT32:
+        raise OperationError(
+            "runner onnxruntime computes in bfloat16 or float16 on a GPU; publish with --precision auto", exit_code=2
+        )
+    return Precision.BFLOAT16 if version.precision is Precision.AUTO else version.precision
+
+
+def _keep_library(service: Service, named: str | None, *, on_gpu: bool) -> tuple[str, str]:
+    from deepseek_ops.build import BuildError
 
     try:
-        library = build() if named is None else service.home / named
+        library = _built(on_gpu=on_gpu) if named is None else service.home / named
     except BuildError as error:
         raise OperationError(str(error)) from error
     if not library.is_file():
@@ -88,7 +102,21 @@ def _keep_library(service: Service, named: str | None) -> tuple[str, str]:
     return _relative(service, kept), sha
 
 
-def _keep_export(service: Service, checkpoint: Path, tell: Tell, *, int4: bool) -> tuple[str, str]:
+def _built(*, on_gpu: bool) -> Path:
+    """Our own library. Raises BuildError."""
+    if on_gpu:
+        from deepseek_ops.cuda.build import build_cuda
+
+        return build_cuda()
+    from deepseek_ops.build import build
+
+    return build()
+
+
+def _keep_export(
+    service: Service, checkpoint: Path, tell: Tell, *, int4: bool, precision: Precision
+) -> tuple[str, str]:
+    import torch
     from deepseek_engine.models import CheckpointError
     from deepseek_ops.exporter.export import ExportError, export
     from deepseek_ops.exporter.weight_format import Int4Format
@@ -98,7 +126,8 @@ def _keep_export(service: Service, checkpoint: Path, tell: Tell, *, int4: bool) 
     shutil.rmtree(part, ignore_errors=True)
     try:
         packed = Int4Format() if int4 else None
-        export(checkpoint, part, lambda name: tell(f"exporting {name}"), format=packed)
+        dtype: torch.dtype = getattr(torch, precision.value)
+        export(checkpoint, part, lambda name: tell(f"exporting {name}"), format=packed, precision=dtype)
         sha = export_hash(part)
         kept = service.exports / sha
         if kept.is_dir():

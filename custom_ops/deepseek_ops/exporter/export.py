@@ -7,9 +7,11 @@ from pathlib import Path
 import onnx
 import torch
 from deepseek_engine.models import load_config
+from deepseek_engine.models.config import DeepseekConfig, ModelConfig
 from deepseek_engine.models.weights import DTYPES, Checkpoint
 from safetensors import safe_open
 
+from deepseek_ops.exporter.device_writer import DeviceWriter
 from deepseek_ops.exporter.model_writer import ModelWriter
 from deepseek_ops.exporter.weight_files import WeightFiles
 from deepseek_ops.exporter.weight_format import PlainFormat, WeightFormat
@@ -29,27 +31,36 @@ def export(
     progress: Callable[[str], None] | None = None,
     *,
     format: WeightFormat | None = None,
+    precision: torch.dtype = torch.float32,
 ) -> Path:
     """Write the model; returns its folder. The graphs pass onnx.checker.
 
-    Weights keep the checkpoint's own type, or those of products and experts have `format`. `progress` is called with
-    the name of each part that is begun. What fails leaves no folder behind.
+    `progress` is called with the name of each part that is begun. What fails leaves no folder behind.
+
+    Args:
+        format: of the weights of products and experts; else weights keep the checkpoint's own type.
+        precision: of activations and cache: float32 for operators on a CPU; bfloat16 or float16 for those on a GPU,
+            whose weights have it too.
 
     Raises:
         CheckpointError: the checkpoint is none that the engine loads, or `format` does not hold its weights.
-        ExportError: `out` is there already.
+        ExportError: `out` is there already, or there are no operators for the model or the format on a GPU.
     """
     if out.exists():
         raise ExportError(f"{out} is there already: name a folder that is not, or remove it")
     config = load_config(checkpoint)
+    on_gpu = precision != torch.float32
+    if on_gpu:
+        _check_device_form(config, format)
     # Opening it first tells what is wrong with its files.
     weights = Checkpoint(checkpoint, dtype=torch.float32)
-    weights.dtype = stored_dtype(checkpoint)
+    weights.dtype = precision if on_gpu else stored_dtype(checkpoint)
     work = out.with_name(f".{out.name}.part")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
-        graphs = ModelWriter(config, weights, WeightFiles(work, progress), format or PlainFormat()).write()
+        writer = DeviceWriter if on_gpu else ModelWriter
+        graphs = writer(config, weights, WeightFiles(work, progress), format or PlainFormat()).write()
         register_schemas()
         for name, graph in zip((MODEL_FILE, HEAD_FILE), graphs, strict=True):
             path = work / name
@@ -61,6 +72,16 @@ def export(
         shutil.rmtree(work, ignore_errors=True)
         raise
     return out
+
+
+def _check_device_form(config: ModelConfig, format: WeightFormat | None) -> None:
+    if format is not None:
+        raise ExportError("packed weights are for operators on a CPU; leave out --quantize, or export in float32")
+    if not isinstance(config, DeepseekConfig):
+        raise ExportError(
+            f"the operators of {config.architecture} run on a CPU; export it in float32, or serve it on a GPU with"
+            " --runner torch"
+        )
 
 
 def stored_dtype(checkpoint: Path) -> torch.dtype:

@@ -60,15 +60,15 @@ class ModelWriter:
         graph.output("hidden", _FLOAT, "T", config.hidden_size)
         self._cache_outputs()
         body = graph.model(config.architecture, list(self.files.tensors))
-        head = self._head(table)
+        head = self._head(table, _FLOAT)
         self.files.finish()
         return body, head
 
-    def _head(self, table: str) -> onnx.ModelProto:
+    def _head(self, table: str, element: int) -> onnx.ModelProto:
         config, graph = self.config, GraphBuilder()
         if not config.tie_word_embeddings:
             table = self._weight("lm_head.weight", config.vocab_size, config.hidden_size)
-        graph.input("hidden", _FLOAT, "N", config.hidden_size)
+        graph.input("hidden", element, "N", config.hidden_size)
         graph.deepseek("DeepSeekLogits", "lm_head", {"x": "hidden", "weight": table}, {"logits": "logits"})
         graph.output("logits", _FLOAT, "N", config.vocab_size)
         return graph.model(f"{config.architecture}.head", [each for each in self.files.tensors if each.name == table])
@@ -174,7 +174,7 @@ class ModelWriter:
             residual=residual,
         )
 
-    def _feed_forward(self, prefix: str, x: str, residual: str) -> str:
+    def _feed_forward(self, prefix: str, x: str, residual: str | None) -> str:
         hidden, inner = self.config.hidden_size, self.config.intermediate_size
         both = self._product(f"{prefix}.gate_up_proj", f"{prefix}.gate_up", self._gate_up(prefix, inner), {"x": x})
         active = self.graph.deepseek("DeepSeekSwiGLU", f"{prefix}.swiglu", {"gate_up": both})[0]

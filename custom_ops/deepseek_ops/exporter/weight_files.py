@@ -10,7 +10,7 @@ from torch import Tensor
 
 ALIGNMENT = 4096
 """Bytes; a tensor begins at a multiple, so that it can be mapped."""
-_TYPES = {
+ELEMENT_TYPES = {
     torch.float32: onnx.TensorProto.FLOAT,
     torch.float16: onnx.TensorProto.FLOAT16,
     torch.bfloat16: onnx.TensorProto.BFLOAT16,
@@ -44,7 +44,7 @@ class WeightFiles:
         self._file.write(b"\0" * (-self._file.tell() % ALIGNMENT))
         offset, data = self._file.tell(), tensor.contiguous().flatten().view(torch.uint8).numpy()
         self._file.write(data.data)
-        proto = onnx.TensorProto(name=name, data_type=_TYPES[tensor.dtype], dims=list(tensor.shape))
+        proto = onnx.TensorProto(name=name, data_type=ELEMENT_TYPES[tensor.dtype], dims=list(tensor.shape))
         proto.data_location = onnx.TensorProto.EXTERNAL
         for key, value in (("location", self._name), ("offset", str(offset)), ("length", str(data.nbytes))):
             proto.external_data.add(key=key, value=value)

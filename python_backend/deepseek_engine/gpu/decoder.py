@@ -92,6 +92,15 @@ class GpuDecoder:
         """Whether `DeviceStep.prefill` has to hold the chunks in which prompts' keys are expanded."""
         return self._attention.expands
 
+    @property
+    def takes_whole_rows(self) -> bool:
+        """Long rows have kernels of their own."""
+        return False
+
+    def outside_bytes(self) -> int:
+        """All of it is torch's."""
+        return 0
+
     def observe_experts(self, observer: Callable[[int, Tensor], None] | None) -> None:
         """Have `observer` called with each layer's choices, int32 [T, top_k + shared], in steps that run eagerly."""
         for layer in self.layers:

@@ -68,3 +68,6 @@ class DeviceStep:
     num_decoded: int
     """Tokens that the decode kernel attends to."""
     prefill: list[PrefillGroup] = field(default_factory=list)
+    host_rows: Tensor | None = None
+    """int32 [V, 2], in the host's memory: query tokens and cache entries of every sequence, where they are known. A
+    captured step has none: its sequences have up to `max_queries` tokens and any number of entries."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from deepseek_engine.gpu.decoder import GpuDecoder
+from deepseek_engine.gpu.device_model import DeviceModel
 from deepseek_engine.gpu.prefill_groups import EXPANDED_TOKENS
 from deepseek_engine.memory_budget import MemoryBudgetError
 from deepseek_engine.runners.cuda import CudaRunner
@@ -22,7 +22,7 @@ class MemoryProfile:
     """Bytes of a version on one card; measured, and this process's own alone.
 
     Attributes:
-        weights: of the model, which is loaded already.
+        weights: of the model, which is loaded already, with what it has taken for its steps beside torch.
         fixed: weights, and buffers of the runner.
         step: more at the peak of the largest step.
         graphs: what captured steps keep.
@@ -59,13 +59,13 @@ class MemoryProfile:
         return (budget - needed) // self.block
 
 
-def profile_memory(model: GpuDecoder, settings: EngineSettings) -> MemoryProfile:
+def profile_memory(model: DeviceModel, settings: EngineSettings) -> MemoryProfile:
     """Run the largest steps over a small cache and see what they take.
 
     This compiles what long steps need. Everything is given back before it returns, but for the model.
     """
     device = model.device
-    weights = torch.cuda.memory_allocated(device)
+    allocated = torch.cuda.memory_allocated(device)
     context = min(EXPANDED_TOKENS, settings.max_model_len or model.config.max_position_embeddings)
     blocks = -(-max(context, settings.max_num_batched_tokens) // settings.block_size) + 1
     runner = CudaRunner(model, replace(settings, max_model_len=context), num_blocks=blocks)
@@ -76,7 +76,15 @@ def profile_memory(model: GpuDecoder, settings: EngineSettings) -> MemoryProfile
     step = _peak(runner.longest_steps, device) - base
     del runner
     torch.cuda.empty_cache()
-    return MemoryProfile(weights=weights, fixed=base - blocks * block, step=step, graphs=graphs, block=block)
+    # What lies between a session's operators is taken once and kept.
+    outside = model.outside_bytes()
+    return MemoryProfile(
+        weights=allocated + outside,
+        fixed=base - blocks * block + outside,
+        step=step,
+        graphs=graphs,
+        block=block,
+    )
 
 
 def _peak(run: Callable[[], None], device: torch.device) -> int:

@@ -131,6 +131,31 @@ class StepInputs:
             prefill=prefill_groups(long_rows, self._seats, self._device, limit),
         )
 
+    def fill_whole(self, rows: list[StepRow]) -> DeviceStep:
+        """Any rows, each as one sequence, as a step of its own tensors."""
+        seats = self._place(rows)
+        tokens, sources, positions, slots = self._numbers(rows, seats)
+        numbers = torch.tensor((tokens, positions, slots), dtype=torch.int64).to(self._device, non_blocking=True)
+        counts = [len(row.token_ids) for row in rows]
+        lengths = [row.start + count for row, count in zip(rows, counts, strict=True)]
+        starts: list[int] = [0, *np.cumsum(counts).tolist()]
+        sources_sent, lengths_sent, starts_sent, seats_sent = _sent(self._device, sources, lengths, starts, seats)
+        return DeviceStep(
+            token_ids=numbers[0],
+            sources=sources_sent,
+            last_tokens=self._last_tokens,
+            positions=numbers[1],
+            slots=numbers[2],
+            lengths=lengths_sent,
+            query_starts=starts_sent,
+            table_rows=seats_sent,
+            tables=self._tables,
+            block_size=self._block_size,
+            max_queries=max(counts),
+            num_decoded=len(tokens),
+            host_rows=torch.tensor([counts, lengths], dtype=torch.int32).t().contiguous(),
+        )
+
     def fill_head(self, rows: list[StepRow], size: int) -> None:
         """The rows that draw after `fill_short` or `fill_long`, padded to `size`."""
         self._fill_draws(rows, [self._seats.seat_of(row.sequence_id) for row in rows], size)
@@ -239,6 +264,17 @@ class StepInputs:
             seat if row.sample else self._rows for row, seat in zip(rows, seats, strict=True)
         ]
         arrays["seats"][len(rows) : size] = self._rows
+
+
+def _sent(device: torch.device, *parts: list[int]) -> list[Tensor]:
+    """The parts as int32 on the device, by one copy. Each begins where kernels may read 16 bytes at once."""
+    fields = {str(place): (torch.int32, len(part)) for place, part in enumerate(parts)}
+    packed = PackedInputs(fields, device, copies=1)
+    arrays = packed.begin()
+    for place, part in enumerate(parts):
+        arrays[str(place)][:] = part
+    packed.send()
+    return [packed.tensors[str(place)] for place in range(len(parts))]
 
 
 def _fields(tokens: int, rows: int) -> dict[str, tuple[torch.dtype, int]]:

@@ -11,7 +11,7 @@ from piccard_contract.sampling import SamplingParams
 from torch import Tensor
 
 from deepseek_engine.gpu.buckets import bucket_of, decode_buckets, token_buckets
-from deepseek_engine.gpu.decoder import GpuDecoder
+from deepseek_engine.gpu.device_model import DeviceModel
 from deepseek_engine.gpu.prefill_groups import EXPANDED_TOKENS
 from deepseek_engine.gpu.sampling_seats import SamplingSeats
 from deepseek_engine.gpu.step_graphs import StepGraphs
@@ -66,7 +66,7 @@ class CudaRunner:
     for the head; longer ones are launched kernel by kernel.
 
     Args:
-        model: `gpu.decoder.load_gpu_model`'s.
+        model: `gpu.decoder.load_gpu_model`'s, or a `gpu.onnx_decoder.OnnxDecoder`.
         settings: sizes of cache and batch.
         num_blocks: blocks of the cache; None takes what settings say.
         graph_tokens: tokens of a step that runs from graphs; never less than one a sequence.
@@ -81,7 +81,7 @@ class CudaRunner:
 
     def __init__(
         self,
-        model: GpuDecoder,
+        model: DeviceModel,
         settings: EngineSettings,
         num_blocks: int | None = None,
         *,
@@ -270,7 +270,10 @@ class CudaRunner:
         self.graphs.go_without("longer than the graphs")
         ordered = [rows[index] for index in order]
         self._inputs.begin()
-        step = self._inputs.fill_long(ordered, self._expanded if self.model.expands_keys else None)
+        if self.model.takes_whole_rows:
+            step = self._inputs.fill_whole(ordered)
+        else:
+            step = self._inputs.fill_long(ordered, self._expanded if self.model.expands_keys else None)
         sampled, heads = self._fill_head(ordered)
         self._inputs.send()
         self._inputs.apply_edits()

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,34 @@ def work(folder: Path, tmp_path: Path) -> MakeWork:
 
 def found(work: Work) -> dict[tuple[str, str], Row]:
     return {(row.section, row.case): row for row in rows_of(read([work.log.path]))}
+
+
+def test_two_runners_take_turns(work: MakeWork, library: Path, tmp_path: Path) -> None:
+    done = replace(work(["onnxruntime"]), export=tmp_path / "export", ops_library=library)
+    WORKERS["runners"](done)
+    lines = read([done.log.path])
+    assert not [line for line in lines if "failed" in line or "skipped" in line]
+    rows = found(done)
+    assert rows.keys() == {("onnxruntime", f"decode, batch {batch}, over runner torch") for batch in (1, 4)}
+    for row in rows.values():
+        assert row.ms is not None
+        assert row.value == pytest.approx(row.ms / row.details["torch_ms"])
+        assert {name: len(steps) for name, steps in row.details["steps_ms"].items()} == {"torch": 2, "onnxruntime": 2}
+    assert [row.target for row in rows.values()] == [1.2, 1.1]
+    # What is exported is used again.
+    made = (tmp_path / "export" / "model.onnx").stat().st_mtime_ns
+    WORKERS["runners"](done)
+    assert (tmp_path / "export" / "model.onnx").stat().st_mtime_ns == made
+
+
+def test_two_runners_are_not_begun_once_the_time_is_used_up(work: MakeWork, library: Path, tmp_path: Path) -> None:
+    late = work(["onnxruntime"], deadline=time.time() - 1)
+    done = replace(late, export=tmp_path / "export", ops_library=library)
+    WORKERS["runners"](done)
+    assert not found(done)
+    assert [line["skipped"] for line in read([done.log.path]) if "skipped" in line] == [
+        f"onnxruntime, batch {batch}" for batch in (1, 4)
+    ]
 
 
 def test_the_sections_of_bulk_serving(work: MakeWork, monkeypatch: pytest.MonkeyPatch) -> None:

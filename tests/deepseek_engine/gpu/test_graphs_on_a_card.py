@@ -1,4 +1,7 @@
-"""On a card: what graphs replay is what their kernels give one by one, and once warm nothing is made any more."""
+"""On a card: what graphs replay is what their kernels give one by one, and once warm nothing is made any more.
+
+Both for the decoder of device kernels and for an export in onnxruntime-gpu.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +12,9 @@ import torch
 from device_kernels import ON_GPU
 
 pytest.importorskip("triton")
+from card_export import exported_decoder
 from deepseek_engine.engine import Engine
+from deepseek_engine.gpu.device_model import DeviceModel
 from deepseek_engine.kernels import launcher
 from deepseek_engine.runners.cuda import CudaRunner
 from deepseek_engine.settings import EngineSettings
@@ -36,6 +41,13 @@ PARAMS = (
 @pytest.fixture(params=FAMILIES)
 def folder(request: pytest.FixtureRequest, checkpoint_folder: Callable[[str], Path]) -> Path:
     return checkpoint_folder(request.param)
+
+
+@pytest.fixture(params=["torch", "onnxruntime"])
+def model(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> DeviceModel:
+    if request.param == "torch":
+        return device_model(folder, LAYERS, torch.bfloat16)
+    return exported_decoder(folder, LAYERS, tmp_path / "export")
 
 
 def plans() -> list[StepPlan]:
@@ -82,8 +94,7 @@ def cache_bits(runner: CudaRunner) -> torch.Tensor:
     return runner._cache["latent"].view(torch.int16)
 
 
-def test_a_replay_equals_its_kernels_bit_for_bit(folder: Path) -> None:
-    model = device_model(folder, LAYERS, torch.bfloat16)
+def test_a_replay_equals_its_kernels_bit_for_bit(model: DeviceModel) -> None:
     captured, eager = (device_runner(model, SETTINGS) for _ in range(2))
     captured.capture()
     eager.eager = True
@@ -94,8 +105,7 @@ def test_a_replay_equals_its_kernels_bit_for_bit(folder: Path) -> None:
     assert torch.equal(cache_bits(captured), cache_bits(eager))
 
 
-def test_what_no_step_has_written_is_not_read(folder: Path) -> None:
-    model = device_model(folder, LAYERS, torch.bfloat16)
+def test_what_no_step_has_written_is_not_read(model: DeviceModel) -> None:
     poisoned, clean = device_runner(model, SETTINGS), CudaRunner(model, SETTINGS)
     found = results(poisoned)
     assert not any(result.errors for result in found)
@@ -104,8 +114,7 @@ def test_what_no_step_has_written_is_not_read(folder: Path) -> None:
     assert torch.equal(cache_bits(poisoned)[written], cache_bits(clean)[written])
 
 
-def test_nothing_is_captured_or_compiled_once_warm(folder: Path) -> None:
-    model = device_model(folder, LAYERS, torch.bfloat16)
+def test_nothing_is_captured_or_compiled_once_warm(model: DeviceModel) -> None:
     runner = CudaRunner(model, SETTINGS)
     runner.precompile()
     runner.longest_steps()
@@ -129,9 +138,8 @@ def test_nothing_is_captured_or_compiled_once_warm(folder: Path) -> None:
     assert runner.graphs.replays > 0
 
 
-def test_known_sequences_beyond_the_graphs_tables_are_drawn_all_the_same(folder: Path) -> None:
+def test_known_sequences_beyond_the_graphs_tables_are_drawn_all_the_same(model: DeviceModel) -> None:
     """Their penalties' table has grown, and graphs know the old one."""
-    model = device_model(folder, LAYERS, torch.bfloat16)
     runner, eager = (device_runner(model, SETTINGS) for _ in range(2))
     runner.capture()
     eager.eager = True

@@ -10,7 +10,8 @@ import torch
 from deepseek_engine.engine import Engine
 from deepseek_engine.models import Model, load_config, load_model
 from deepseek_engine.request import EngineOutput, EngineRequest
-from deepseek_engine.runners.onnxruntime import MODEL_FILE, ExportError, OnnxModel, check_cache_stays
+from deepseek_engine.runners.onnx_graph import MODEL_FILE, ExportError, check_cache_stays
+from deepseek_engine.runners.onnxruntime import OnnxModel
 from deepseek_engine.runners.torch import TorchRunner
 from deepseek_engine.settings import EngineSettings
 from onnx import helper
@@ -93,7 +94,7 @@ def test_an_export_of_another_checkpoint_is_refused(
     library: Path, checkpoint_folder: Folders, export_folder: Folders
 ) -> None:
     config = load_config(checkpoint_folder("v3"))
-    with pytest.raises(ExportError, match="is an export of another checkpoint"):
+    with pytest.raises(ExportError, match="the export is of another checkpoint"):
         OnnxModel(export_folder("llama"), library, config, threads=1)
 
 

@@ -1,0 +1,205 @@
+"""The graph for a GPU: the launches of the engine's own decoder there, as operators."""
+
+from dataclasses import dataclass
+
+import onnx
+import torch
+from deepseek_engine.models.config import DeepseekConfig
+from deepseek_engine.models.latent_attention import LATENT_NORM_EPS, softmax_scale
+from deepseek_engine.models.rope_frequencies import rope_frequencies, rotation_factor
+from torch import Tensor
+
+from deepseek_ops.exporter.model_writer import ModelWriter
+from deepseek_ops.exporter.weight_files import ELEMENT_TYPES
+
+_INT32, _INT64 = onnx.TensorProto.INT32, onnx.TensorProto.INT64
+_INPUTS: tuple[tuple[str, int, tuple[str | int, ...]], ...] = (
+    ("token_ids", _INT64, ("T",)),
+    ("sources", _INT32, ("T",)),
+    ("last_tokens", _INT64, ("L",)),
+    ("positions", _INT64, ("T",)),
+    ("slots", _INT64, ("T",)),
+    ("block_tables", _INT32, ("N", "M")),
+    ("table_rows", _INT32, ("R",)),
+    ("query_starts", _INT32, ("R_and_1",)),
+    ("context_lengths", _INT32, ("R",)),
+    ("host_batch", _INT32, ("R", 2)),
+)
+_ATTENTION = ("block_tables", "query_starts", "context_lengths", "table_rows", "positions", "slots", "host_batch")
+
+
+@dataclass(slots=True)
+class DeviceWriter(ModelWriter):
+    """Writes a model with latent attention in two graphs, for operators on a GPU.
+
+    Activations, caches and weights are of the checkpoint's `dtype`; only the gates' weights and biases are float.
+
+    The body. Inputs: those of `gpu.device_step.DeviceStep` (token_ids, sources, last_tokens, positions, slots,
+    block_tables, table_rows, query_starts, context_lengths); host_batch int32 [R, 2] in the host's memory, rows and
+    cache entries of every sequence, which decides launches; and a cache a layer [B, S, width]. Outputs: hidden
+    [T, hidden size], after the last norm, and the caches under their names with _out, which have to be bound to the
+    same memory.
+
+    The head. Input: hidden [N, hidden size], any rows of the body's. Output: logits float [N, vocabulary].
+
+    The residual is a tensor of its own that each norm adds the last product to, and shared experts stand behind the
+    routed ones in their stacks, as in `gpu.decoder` and `gpu.mixture_of_experts`.
+    """
+
+    def write(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+        """Body and head; all their weights lie in the files."""
+        config, graph = self._deepseek, self.graph
+        element = ELEMENT_TYPES[self.checkpoint.dtype]
+        for name, kind, sizes in _INPUTS:
+            graph.input(name, kind, *sizes)
+        caches = [f"latent_{layer}" for layer in range(config.num_hidden_layers)]
+        width = config.kv_lora_rank + config.qk_rope_head_dim
+        for cache in caches:
+            graph.input(cache, element, "B", "S", width)
+        self.files.begin("embedding")
+        table = self._weight("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self.files.add("rotations", rotations(config))
+        inputs = {name: name for name in ("token_ids", "sources", "last_tokens")}
+        hidden = graph.deepseek("DeepSeekEmbedding", "embedding", {**inputs, "table": table})[0]
+        self._schedule(caches[0])
+        delta = None
+        for layer in range(config.num_hidden_layers):
+            self.files.begin(f"layer_{layer:03}")
+            hidden, delta = self._run_layer(f"model.layers.{layer}", layer, hidden, delta)
+        self.files.begin("head")
+        self._add_norm("model.norm", hidden, delta, output="hidden")
+        graph.output("hidden", element, "T", config.hidden_size)
+        for cache in caches:
+            graph.output(f"{cache}_out", element, "B", "S", width)
+        body = graph.model(config.architecture, list(self.files.tensors))
+        head = self._head(table, element)
+        self.files.finish()
+        return body, head
+
+    def _schedule(self, cache: str) -> None:
+        """How the decode kernel splits the step's sequences is the same in every layer."""
+        self.graph.deepseek(
+            "DeepSeekMLASchedule",
+            "schedule",
+            {"cache": cache, "context_lengths": "context_lengths", "host_batch": "host_batch"},
+            {"plan": "plan"},
+            num_heads=self._deepseek.num_attention_heads,
+            qk_rope_head_dim=self._deepseek.qk_rope_head_dim,
+        )
+
+    def _run_layer(self, prefix: str, layer: int, hidden: str, delta: str | None) -> tuple[str, str]:
+        """The residual, and what the next norm is to add to it."""
+        x, hidden = self._add_norm(f"{prefix}.input_layernorm", hidden, delta)
+        delta = self._attend(f"{prefix}.self_attn", layer, x)
+        x, hidden = self._add_norm(f"{prefix}.post_attention_layernorm", hidden, delta)
+        if self._deepseek.is_moe(layer):
+            return hidden, self._mixture(f"{prefix}.mlp", x)
+        return hidden, self._feed_forward(f"{prefix}.mlp", x, None)
+
+    def _attend(self, prefix: str, layer: int, x: str) -> str:
+        config = self._deepseek
+        heads, rank, rotary = config.num_attention_heads, config.kv_lora_rank, config.qk_rope_head_dim
+        width, bias = config.qk_nope_head_dim + rotary, config.attention_bias
+        if config.q_lora_rank:
+            q = self._linear(f"{prefix}.q_a_proj", x, config.q_lora_rank, config.hidden_size, bias=bias)
+            q = self._norm(f"{prefix}.q_a_layernorm", q, config.q_lora_rank, LATENT_NORM_EPS)
+            q = self._linear(f"{prefix}.q_b_proj", q, heads * width, config.q_lora_rank)
+        else:
+            q = self._linear(f"{prefix}.q_proj", x, heads * width, config.hidden_size)
+        entries = self._linear(f"{prefix}.kv_a_proj_with_mqa", x, rank + rotary, config.hidden_size, bias=bias)
+        rows = heads * (config.qk_nope_head_dim + config.v_head_dim)
+        cache = f"latent_{layer}"
+        inputs = {
+            "q": q,
+            "entries": entries,
+            "cache": cache,
+            "kv_b": self._weight(f"{prefix}.kv_b_proj.weight", rows, rank),
+            "latent_norm": self._weight(f"{prefix}.kv_a_layernorm.weight", rank),
+            "rotations": "rotations",
+            "plan": "plan",
+            **{name: name for name in _ATTENTION},
+        }
+        self.graph.deepseek(
+            "DeepSeekMLAPagedAttention",
+            prefix,
+            inputs,
+            {"y": f"{prefix}.y", "cache_out": f"{cache}_out"},
+            num_heads=heads,
+            qk_nope_head_dim=config.qk_nope_head_dim,
+            qk_rope_head_dim=rotary,
+            v_head_dim=config.v_head_dim,
+            scale=softmax_scale(config),
+            latent_epsilon=LATENT_NORM_EPS,
+            interleaved=1,
+        )
+        return self._linear(f"{prefix}.o_proj", f"{prefix}.y", config.hidden_size, heads * config.v_head_dim, bias=bias)
+
+    def _mixture(self, prefix: str, x: str) -> str:
+        config, graph = self._deepseek, self.graph
+        count, grouped = config.n_routed_experts, config.topk_method != "greedy"
+        bias = None
+        if config.topk_method == "noaux_tc":
+            bias = self._weight(f"{prefix}.gate.e_score_correction_bias", count, dtype=torch.float32)
+        gate = self._weight(f"{prefix}.gate.weight", count, config.hidden_size, dtype=torch.float32)
+        weights, experts = graph.deepseek(
+            "DeepSeekMoEGate",
+            f"{prefix}.gate",
+            {"x": x, "weight": gate, "bias": bias, "slots": "slots"},
+            topk_method=config.topk_method,
+            num_experts_per_tok=config.num_experts_per_tok,
+            n_group=config.n_group if grouped else 1,
+            topk_group=config.topk_group if grouped else 1,
+            norm_topk_prob=int(config.norm_topk_prob),
+            routed_scaling_factor=config.routed_scaling_factor,
+            n_shared_experts=config.n_shared_experts or 0,
+        )
+        gate_up, down = self._expert_stacks(prefix)
+        inputs = {
+            "x": x,
+            "weights": weights,
+            "experts": experts,
+            "gate_up": self.files.add(f"{prefix}.experts.gate_up", gate_up),
+            "down": self.files.add(f"{prefix}.experts.down", down),
+        }
+        return graph.deepseek("DeepSeekMoE", f"{prefix}.experts", inputs)[0]
+
+    def _expert_stacks(self, prefix: str) -> tuple[Tensor, Tensor]:
+        """[E + shared, 2 * I, hidden] and [E + shared, hidden, I]; one expert at a time is read into them."""
+        config = self._deepseek
+        routed, shared = config.n_routed_experts, config.n_shared_experts or 0
+        hidden, inner = config.hidden_size, config.moe_intermediate_size
+        gate_up = torch.empty(routed + shared, 2, inner, hidden, dtype=self.checkpoint.dtype)
+        down = torch.empty(routed + shared, hidden, inner, dtype=self.checkpoint.dtype)
+        for expert in range(routed):
+            name = f"{prefix}.experts.{expert}"
+            gate_up[expert] = self._gate_up(name, inner).view(2, inner, hidden)
+            down[expert] = self._down(name, inner)
+        if shared:
+            name, wide = f"{prefix}.shared_experts", shared * inner
+            # Shared experts are stored as one, side by side.
+            gate_up[routed:] = self._gate_up(name, wide).view(2, shared, inner, hidden).transpose(0, 1)
+            down[routed:] = self._down(name, wide).view(hidden, shared, inner).transpose(0, 1)
+        return gate_up.flatten(1, 2), down
+
+    def _add_norm(self, name: str, hidden: str, delta: str | None, output: str | None = None) -> tuple[str, str]:
+        """The norm of hidden + delta, and that sum; before anything was computed there is nothing to add."""
+        if delta is None:
+            return self._norm(name, hidden, self.config.hidden_size), hidden
+        weight = self._weight(f"{name}.weight", self.config.hidden_size)
+        y, added = self.graph.deepseek(
+            "DeepSeekRMSNorm",
+            name,
+            {"x": delta, "weight": weight, "residual": hidden},
+            {"y": output or f"{name}.y", "sum": f"{name}.sum"},
+            epsilon=self.config.rms_norm_eps,
+        )
+        return y, added
+
+
+def rotations(config: DeepseekConfig) -> Tensor:
+    """float32 [positions, rope]: cosines, then sines, of all positions that the model knows."""
+    # It stands beside its kernel, whose module needs triton.
+    from deepseek_engine.kernels.rope_cache_triton import rope_table
+
+    frequencies = rope_frequencies(config.rope, config.qk_rope_head_dim)
+    return rope_table(frequencies, rotation_factor(config.rope), config.max_position_embeddings)

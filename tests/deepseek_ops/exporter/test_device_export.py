@@ -1,0 +1,151 @@
+"""Exports for a GPU: their graphs, run with the operators' references, against the engine's models."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from deepseek_engine.gpu.device_step import DeviceStep
+from deepseek_engine.gpu.onnx_decoder import OnnxDecoder
+from deepseek_engine.models import load_config, load_model
+from deepseek_engine.runners.onnx_graph import HEAD_FILE, MODEL_FILE, check_cache_stays
+from deepseek_ops.exporter.export import ExportError, export
+from deepseek_ops.exporter.weight_format import Int4Format
+from device_graph import device_decoder, write_device_graphs
+from paged_sequences import PagedSequences
+from random_checkpoints import random_token_ids
+from torch import Tensor
+
+FAMILIES = ("v2", "v2_lite", "v3")
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(scope="module")
+def device_export(
+    checkpoint_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, torch.dtype], Path]:
+    """A family's export for a GPU; in float32 too, which no operator takes there, for an exact comparison."""
+    made: dict[tuple[str, torch.dtype], Path] = {}
+
+    def folder(family: str, dtype: torch.dtype) -> Path:
+        if (family, dtype) not in made:
+            out = tmp_path_factory.mktemp("device") / family
+            if dtype == torch.float32:
+                write_device_graphs(checkpoint_folder(family), load_config(checkpoint_folder(family)), out)
+            else:
+                export(checkpoint_folder(family), out, precision=dtype)
+            made[family, dtype] = out
+        return made[family, dtype]
+
+    return folder
+
+
+class DeviceSequences(PagedSequences):
+    """The same over an OnnxDecoder: table rows are not in the step's order, and last come two padded rows."""
+
+    model: OnnxDecoder  # type: ignore[assignment]
+
+    def step(self, chunks: dict[int, list[int]]) -> dict[int, Tensor]:
+        batch = self.batch(chunks)
+        count, rows = batch.num_tokens, len(chunks)
+
+        def padded(values: Tensor, fill: int, dtype: torch.dtype) -> Tensor:
+            return torch.cat((values, torch.full((2,), fill, dtype=values.dtype))).to(dtype)
+
+        tokens = padded(batch.token_ids, 0, torch.int64)
+        last_tokens = torch.tensor([int(tokens[0]), 0])
+        tokens[0] = 0
+        counts = torch.tensor(batch.query_starts).diff()
+        lengths = torch.tensor(batch.context_lengths)
+        step = DeviceStep(
+            token_ids=tokens,
+            sources=torch.tensor([0] + [-1] * (count + 1), dtype=torch.int32),
+            last_tokens=last_tokens,
+            positions=padded(batch.positions, 0, torch.int64),
+            slots=padded(batch.slots, -1, torch.int64),
+            lengths=padded(lengths, 0, torch.int32),
+            query_starts=padded(torch.tensor(batch.query_starts), count, torch.int32),
+            table_rows=padded(torch.arange(rows - 1, -1, -1), 0, torch.int32),
+            tables=batch.block_tables.flip(0).int().contiguous(),
+            block_size=self.block_size,
+            max_queries=int(counts.max()),
+            num_decoded=count + 2,
+        )
+        logits = self.model.logits(self.model.forward(step, self.cache)[:count])
+        for sequence, token_ids in chunks.items():
+            self.filled[sequence] += len(token_ids)
+        parts = logits.split([len(token_ids) for token_ids in chunks.values()])
+        return dict(zip(chunks, parts, strict=True))
+
+
+def steps(sequences: PagedSequences) -> list[Tensor]:
+    """Prompts in chunks beside decodes, then decodes alone."""
+    tokens = [random_token_ids(length, seed) for seed, length in enumerate((50, 30, 40))]
+    logits: list[Tensor] = []
+    for chunks in (
+        {0: tokens[0][:33], 1: tokens[1][:9]},
+        {1: tokens[1][9:10], 2: tokens[2][:20], 0: tokens[0][33:36]},
+        *({0: tokens[0][36 + i : 37 + i], 2: tokens[2][20 + i : 21 + i]} for i in range(3)),
+    ):
+        logits += list(sequences.step(chunks).values())
+    return logits
+
+
+def decoder(folder: Path, checkpoint: Path) -> OnnxDecoder:
+    return device_decoder(folder, load_config(checkpoint))[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_the_engines(
+    checkpoint_folder: Callable[[str], Path], device_export: Callable[[str, torch.dtype], Path], family: str
+) -> None:
+    model = load_model(checkpoint_folder(family), dtype=torch.float32)
+    device = decoder(device_export(family, torch.float32), checkpoint_folder(family))
+    sizes = [60, 40, 50]
+    for got, expected in zip(
+        steps(DeviceSequences(device, sizes, poison=float("nan"))),  # type: ignore[arg-type]
+        steps(PagedSequences(model, sizes, poison=float("nan"))),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected, atol=2e-4, rtol=2e-4)
+        assert torch.equal(got.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_half_types_are_as_near_as_they_round(
+    checkpoint_folder: Callable[[str], Path], device_export: Callable[[str, torch.dtype], Path], dtype: torch.dtype
+) -> None:
+    folder = checkpoint_folder("v2_lite")
+    exact, sizes = load_model(folder, dtype=torch.float32), [60, 40, 50]
+    device = decoder(device_export("v2_lite", dtype), folder)
+    assert {plane.dtype for plane in device.cache_spec().planes} == {dtype}
+    expected = torch.cat(steps(PagedSequences(exact, sizes)))
+    got = torch.cat(steps(DeviceSequences(device, sizes)))  # type: ignore[arg-type]
+    plain = torch.cat(steps(PagedSequences(load_model(folder, dtype=dtype), sizes)))
+    # Not further off than the engine's own model in the type, whose roundings are as many.
+    assert (got - expected).norm() <= 1.5 * (plain - expected).norm()
+
+
+def test_graphs_hold_what_runs_on_a_gpu(device_export: Callable[[str, torch.dtype], Path]) -> None:
+    folder = device_export("v3", torch.bfloat16)
+    check_cache_stays(folder / MODEL_FILE)
+    for name in (MODEL_FILE, HEAD_FILE):
+        graph = onnx.load(folder / name, load_external_data=False).graph
+        assert {node.domain for node in graph.node} == {"com.deepseek"}
+        kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
+        single = {each for each, kind in kinds.items() if kind != onnx.TensorProto.BFLOAT16}
+        assert all(
+            each == "rotations" or each.endswith(("gate.weight", "e_score_correction_bias")) for each in single
+        ), single
+        assert {kinds[each] for each in single} <= {onnx.TensorProto.FLOAT}
+
+
+def test_what_has_no_operators_on_a_gpu_is_refused(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="run on a CPU; export it in float32"):
+        export(checkpoint_folder("llama"), tmp_path / "out", precision=torch.bfloat16)
+    with pytest.raises(ExportError, match="packed weights are for operators on a CPU"):
+        export(checkpoint_folder("v3"), tmp_path / "out", precision=torch.bfloat16, format=Int4Format())
+    assert not list(tmp_path.iterdir())
