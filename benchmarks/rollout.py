@@ -55,17 +55,28 @@ def plan_for(interval: float) -> Plan:
     return Plan(interval=interval, look=interval / 8, bake=interval)
 
 
+def keep(results: dict[str, Any]) -> None:
+    """Write what there is so far: a run that is ended loses one scenario."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "rollout.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+def kept() -> dict[str, Any]:
+    """What was written before."""
+    found: dict[str, Any] = json.loads((RESULTS / "rollout.json").read_text(encoding="utf-8"))
+    return found
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--runs", type=int, default=1000)
     arguments.add_argument("--processes", type=int, default=os.cpu_count())
     arguments.add_argument("--only", default="", metavar="TEXT")
     given = arguments.parse_args()
-    path = RESULTS / "rollout.json"
-    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if given.only else {}
+    results = kept() if given.only else {}
     if given.only in _WITHOUT:
         results[_WITHOUT] = {f"{100 * share:g} %": round(without_strata(share, 20), 3) for share in (0.05, 0.25, 0.5)}
-    RESULTS.mkdir(exist_ok=True)
+        keep(results)
     with ProcessPoolExecutor(given.processes) as pool:
         for base, interval in BASES.items():
             for scenario in standard_scenarios(plan_for(interval), base):
@@ -77,7 +88,7 @@ def main() -> None:
                 print(
                     name, ends, f"caught {found.get('caught', '-')}", f"{found['simulated_in_seconds']} s", flush=True
                 )
-                path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+                keep(results)
 
 
 if __name__ == "__main__":

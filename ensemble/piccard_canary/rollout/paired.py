@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from functools import lru_cache
 from math import atan2, cos, erfc, pi, sin, sqrt
-from statistics import fmean, stdev
+
+import numpy as np
 
 # Below it a probability cannot be told from 0 in the sum that it comes from.
 _LEAST = 1e-14
@@ -17,8 +18,8 @@ def chance_above(differences: Sequence[float], bound: float) -> float:
     Args:
         differences: one a pair, at least two.
     """
-    error = stdev(differences) / sqrt(len(differences))
-    excess = fmean(differences) - bound
+    mean, error = _mean(differences)
+    excess = mean - bound
     if error == 0.0:
         return _LEAST if excess > 0 else 1.0
     return upper_tail(excess / error, len(differences) - 1)
@@ -26,8 +27,14 @@ def chance_above(differences: Sequence[float], bound: float) -> float:
 
 def upper_bound(differences: Sequence[float], z: float) -> float:
     """Upper confidence bound of the mean of `differences`, one-sided at the normal quantile `z`."""
-    error = stdev(differences) / sqrt(len(differences))
-    return fmean(differences) + quantile(0.5 * erfc(z / sqrt(2.0)), len(differences) - 1) * error
+    mean, error = _mean(differences)
+    return mean + quantile(0.5 * erfc(z / sqrt(2.0)), len(differences) - 1) * error
+
+
+def _mean(differences: Sequence[float]) -> tuple[float, float]:
+    """The mean and its standard error."""
+    values = np.asarray(differences)
+    return float(values.mean()), float(values.std(ddof=1)) / sqrt(len(values))
 
 
 def upper_tail(t: float, degrees: int) -> float:
