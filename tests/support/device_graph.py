@@ -251,6 +251,68 @@ class Operators:
             y[first:stop] = torch.einsum("htl,hld->thd", scores.softmax(-1), both[..., nope:])
         return y.flatten(1).to(q.dtype), cache
 
+    def DeepSeekPagedSchedule(  # noqa: N802
+        self, key_cache: Tensor, context_lengths: Tensor, host_batch: Tensor, **attributes: int
+    ) -> tuple[Tensor, ...]:
+        return (torch.zeros(len(context_lengths), dtype=torch.int32),)
+
+    def DeepSeekPagedAttention(  # noqa: N802
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        query_starts: Tensor,
+        context_lengths: Tensor,
+        table_rows: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        rotations: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        host_batch: Tensor,
+        plan: Tensor,
+        *,
+        num_heads: int,
+        num_key_value_heads: int,
+        head_dim: int,
+        scale: float,
+        norm_epsilon: float,
+        interleaved: int,
+    ) -> tuple[Tensor, ...]:
+        assert interleaved == 0
+        cos, sin = (part[:, None] for part in rotations[positions].chunk(2, dim=-1))
+        heads = [each.unflatten(1, (-1, head_dim)) for each in (q, k)]
+        for place, norm in enumerate((q_norm, k_norm)):
+            if norm is not None:
+                heads[place] = rms_norm(heads[place].contiguous(), norm, norm_epsilon)
+        queries, keys = (_halves_rotated(each, cos, sin) for each in heads)
+        block = key_cache.shape[1]
+        planes = [each.view(-1, num_key_value_heads, head_dim) for each in (key_cache, value_cache)]
+        for plane, written in zip(planes, (keys, v.unflatten(1, (-1, head_dim))), strict=True):
+            plane[slots[slots >= 0]] = written[slots >= 0]
+        y = torch.zeros(len(q), num_heads, head_dim)
+        for place, length in enumerate(context_lengths.tolist()):
+            first, stop = query_starts[place : place + 2].tolist()
+            assert stop - first <= host_batch[place, 0]
+            if first == stop:
+                continue
+            at = torch.arange(length)
+            where = block_tables[table_rows[place]].long()[at // block] * block + at % block
+            seen = [plane[where].float().repeat_interleave(num_heads // num_key_value_heads, 1) for plane in planes]
+            scores = torch.einsum("thd,lhd->htl", queries[first:stop].float(), seen[0]) * scale
+            scores.masked_fill_(at > positions[first:stop, None], float("-inf"))
+            y[first:stop] = torch.einsum("htl,lhd->thd", scores.softmax(-1), seen[1])
+        return y.flatten(1).to(q.dtype), key_cache, value_cache
+
+
+def _halves_rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Pairs (i, i + half) turned in float32."""
+    a, b = x.float().chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
+
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Pairs (2i, 2i + 1) turned in float32."""

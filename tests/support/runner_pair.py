@@ -8,7 +8,7 @@ import torch
 from deepseek_engine.gpu.decoder import GpuDecoder, load_gpu_model
 from deepseek_engine.gpu.device_model import DeviceModel
 from deepseek_engine.models import load_config
-from deepseek_engine.models.config import DeepseekConfig
+from deepseek_engine.models.config import DeepseekConfig, LlamaConfig
 from deepseek_engine.models.decoder import Decoder
 from deepseek_engine.models.registry import build_model
 from deepseek_engine.models.weights import Checkpoint
@@ -25,10 +25,10 @@ TOLERANCE = 1e-4
 """Of log-probabilities in float32."""
 
 
-def config_of(folder: Path, layers: int) -> DeepseekConfig:
+def config_of(folder: Path, layers: int) -> DeepseekConfig | LlamaConfig:
     """The checkpoint's, with its first layers alone: a program of a kernel takes milliseconds in the interpreter."""
     config = load_config(folder)
-    assert isinstance(config, DeepseekConfig)
+    assert isinstance(config, DeepseekConfig | LlamaConfig)
     return replace(config, num_hidden_layers=layers)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import onnx
 import torch
-from deepseek_engine.models.config import DeepseekConfig
+from deepseek_engine.models.config import DeepseekConfig, LlamaConfig, ModelConfig
 from deepseek_engine.models.latent_attention import LATENT_NORM_EPS, softmax_scale
 from deepseek_engine.models.rope_frequencies import rope_frequencies, rotation_factor
 from torch import Tensor
@@ -30,15 +30,15 @@ _ATTENTION = ("block_tables", "query_starts", "context_lengths", "table_rows", "
 
 @dataclass(slots=True)
 class DeviceWriter(ModelWriter):
-    """Writes a model with latent attention in two graphs, for operators on a GPU.
+    """Writes a model in two graphs, for operators on a GPU.
 
     Activations, caches and weights are of the checkpoint's `dtype`; only the gates' weights and biases are float.
 
     The body. Inputs: those of `gpu.device_step.DeviceStep` (token_ids, sources, last_tokens, positions, slots,
     block_tables, table_rows, query_starts, context_lengths); host_batch int32 [R, 2] in the host's memory, rows and
-    cache entries of every sequence, which decides launches; and a cache a layer [B, S, width]. Outputs: hidden
-    [T, hidden size], after the last norm, and the caches under their names with _out, which have to be bound to the
-    same memory.
+    cache entries of every sequence, which decides launches; and a cache a layer and plane [B, S, width]. Outputs:
+    hidden [T, hidden size], after the last norm, and the caches under their names with _out, which have to be bound to
+    the same memory.
 
     The head. Input: hidden [N, hidden size], any rows of the body's. Output: logits float [N, vocabulary].
 
@@ -48,28 +48,28 @@ class DeviceWriter(ModelWriter):
 
     def write(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
         """Body and head; all their weights lie in the files."""
-        config, graph = self._deepseek, self.graph
+        config, graph = self.config, self.graph
         element = ELEMENT_TYPES[self.checkpoint.dtype]
         for name, kind, sizes in _INPUTS:
             graph.input(name, kind, *sizes)
-        caches = [f"latent_{layer}" for layer in range(config.num_hidden_layers)]
-        width = config.kv_lora_rank + config.qk_rope_head_dim
-        for cache in caches:
+        layers = range(config.num_hidden_layers)
+        caches = {f"{plane}_{layer}": width for layer in layers for plane, width in self.planes().items()}
+        for cache, width in caches.items():
             graph.input(cache, element, "B", "S", width)
         self.files.begin("embedding")
         table = self._weight("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.files.add("rotations", rotations(config))
         inputs = {name: name for name in ("token_ids", "sources", "last_tokens")}
         hidden = graph.deepseek("DeepSeekEmbedding", "embedding", {**inputs, "table": table})[0]
-        self._schedule(caches[0])
+        self._schedule(next(iter(caches)))
         delta = None
-        for layer in range(config.num_hidden_layers):
+        for layer in layers:
             self.files.begin(f"layer_{layer:03}")
             hidden, delta = self._run_layer(f"model.layers.{layer}", layer, hidden, delta)
         self.files.begin("head")
         self._add_norm("model.norm", hidden, delta, output="hidden")
         graph.output("hidden", element, "T", config.hidden_size)
-        for cache in caches:
+        for cache, width in caches.items():
             graph.output(f"{cache}_out", element, "B", "S", width)
         body = graph.model(config.architecture, list(self.files.tensors))
         head = self._head(table, element)
@@ -78,21 +78,35 @@ class DeviceWriter(ModelWriter):
 
     def _schedule(self, cache: str) -> None:
         """How the decode kernel splits the step's sequences is the same in every layer."""
+        config = self.config
+        inputs: dict[str, str | None] = {name: name for name in ("context_lengths", "host_batch")}
+        if isinstance(config, LlamaConfig):
+            self.graph.deepseek(
+                "DeepSeekPagedSchedule",
+                "schedule",
+                {"key_cache": cache, **inputs},
+                {"plan": "plan"},
+                num_heads=config.num_attention_heads,
+                num_key_value_heads=config.num_key_value_heads,
+                head_dim=config.head_dim,
+            )
+            return
         self.graph.deepseek(
             "DeepSeekMLASchedule",
             "schedule",
-            {"cache": cache, "context_lengths": "context_lengths", "host_batch": "host_batch"},
+            {"cache": cache, **inputs},
             {"plan": "plan"},
-            num_heads=self._deepseek.num_attention_heads,
+            num_heads=config.num_attention_heads,
             qk_rope_head_dim=self._deepseek.qk_rope_head_dim,
         )
 
     def _run_layer(self, prefix: str, layer: int, hidden: str, delta: str | None) -> tuple[str, str]:
         """The residual, and what the next norm is to add to it."""
         x, hidden = self._add_norm(f"{prefix}.input_layernorm", hidden, delta)
-        delta = self._attend(f"{prefix}.self_attn", layer, x)
+        attend = self._attend_grouped if isinstance(self.config, LlamaConfig) else self._attend
+        delta = attend(f"{prefix}.self_attn", layer, x)
         x, hidden = self._add_norm(f"{prefix}.post_attention_layernorm", hidden, delta)
-        if self._deepseek.is_moe(layer):
+        if isinstance(self.config, DeepseekConfig) and self.config.is_moe(layer):
             return hidden, self._mixture(f"{prefix}.mlp", x)
         return hidden, self._feed_forward(f"{prefix}.mlp", x, None)
 
@@ -133,6 +147,32 @@ class DeviceWriter(ModelWriter):
             interleaved=1,
         )
         return self._linear(f"{prefix}.o_proj", f"{prefix}.y", config.hidden_size, heads * config.v_head_dim, bias=bias)
+
+    def _attend_grouped(self, prefix: str, layer: int, x: str) -> str:
+        config = self.config
+        assert isinstance(config, LlamaConfig)
+        heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
+        inputs: dict[str, str | None] = {name: name for name in (*_ATTENTION, "rotations", "plan")}
+        for name, count in heads.items():
+            rows = count * config.head_dim
+            inputs[name] = self._linear(f"{prefix}.{name}_proj", x, rows, config.hidden_size, bias=config.qkv_bias)
+            if config.qk_norm and name != "v":
+                inputs[f"{name}_norm"] = self._weight(f"{prefix}.{name}_norm.weight", config.head_dim)
+        caches = {"key_cache": f"k_{layer}", "value_cache": f"v_{layer}"}
+        self.graph.deepseek(
+            "DeepSeekPagedAttention",
+            prefix,
+            {**inputs, **caches},
+            {"y": f"{prefix}.y", **{f"{plane}_out": f"{cache}_out" for plane, cache in caches.items()}},
+            num_heads=heads["q"],
+            num_key_value_heads=heads["k"],
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5,
+            norm_epsilon=config.rms_norm_eps,
+            interleaved=0,
+        )
+        inner = heads["q"] * config.head_dim
+        return self._linear(f"{prefix}.o_proj", f"{prefix}.y", config.hidden_size, inner, bias=config.attention_bias)
 
     def _mixture(self, prefix: str, x: str) -> str:
         config, graph = self._deepseek, self.graph
@@ -196,10 +236,12 @@ class DeviceWriter(ModelWriter):
         return y, added
 
 
-def rotations(config: DeepseekConfig) -> Tensor:
-    """float32 [positions, rope]: cosines, then sines, of all positions that the model knows."""
+def rotations(config: ModelConfig) -> Tensor:
+    """float32 [positions, rotary width]: cosines, then sines, of all positions that the model knows."""
     # It stands beside its kernel, whose module needs triton.
     from deepseek_engine.kernels.rope_cache_triton import rope_table
 
-    frequencies = rope_frequencies(config.rope, config.qk_rope_head_dim)
+    assert isinstance(config, DeepseekConfig | LlamaConfig)
+    width = config.head_dim if isinstance(config, LlamaConfig) else config.qk_rope_head_dim
+    frequencies = rope_frequencies(config.rope, width)
     return rope_table(frequencies, rotation_factor(config.rope), config.max_position_embeddings)

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import torch
 from deepseek_engine.models import load_config
-from deepseek_engine.models.config import DeepseekConfig, ModelConfig
+from deepseek_engine.models.config import LlamaConfig, ModelConfig
 from deepseek_engine.models.weights import DTYPES, Checkpoint
 from safetensors import safe_open
 
@@ -19,6 +19,8 @@ from deepseek_ops.schemas import register_schemas
 
 MODEL_FILE = "model.onnx"
 HEAD_FILE = "head.onnx"
+HEAD_WIDTHS = range(16, 129, 16)
+"""Of grouped heads on a GPU."""
 
 
 class ExportError(RuntimeError):
@@ -44,7 +46,7 @@ def export(
 
     Raises:
         CheckpointError: the checkpoint is none that the engine loads, or `format` does not hold its weights.
-        ExportError: `out` is there already, or there are no operators for the model or the format on a GPU.
+        ExportError: `out` is there already, or no operator on a GPU takes the model or the format.
     """
     if out.exists():
         raise ExportError(f"{out} is there already: name a folder that is not, or remove it")
@@ -77,9 +79,10 @@ def export(
 def _check_device_form(config: ModelConfig, format: WeightFormat | None) -> None:
     if format is not None:
         raise ExportError("packed weights are for operators on a CPU; leave out --quantize, or export in float32")
-    if not isinstance(config, DeepseekConfig):
+    if isinstance(config, LlamaConfig) and config.head_dim not in HEAD_WIDTHS:
         raise ExportError(
-            f"the operators of {config.architecture} run on a CPU; export it in float32, or serve it on a GPU with"
+            f"on a GPU the operators take heads of {HEAD_WIDTHS[0]} to {HEAD_WIDTHS[-1]} elements in steps of"
+            f" {HEAD_WIDTHS.step}, not of {config.head_dim}; export it in float32 for a CPU, or serve it with"
             " --runner torch"
         )
 

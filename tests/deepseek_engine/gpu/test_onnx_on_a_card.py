@@ -1,5 +1,6 @@
 """On a card: an export in onnxruntime-gpu says what the decoder of device kernels says."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from deepseek_engine.settings import EngineSettings
 from deepseek_engine.text.tokenizer import Tokenizer
 from device_kernels import DEVICE
 from piccard_contract.sampling import SamplingParams
+from random_checkpoints import random_token_ids
+from toy_tokenizer import toy_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not ON_GPU, reason="needs a GPU")]
 DEMO = Path(__file__).parents[3] / "assets" / "demo"
@@ -92,6 +95,37 @@ def test_greedy_text_is_that_of_runner_torch(models: tuple[DeviceModel, DeviceMo
 def test_prompts_beyond_the_graphs_too(models: tuple[DeviceModel, DeviceModel]) -> None:
     expected, got = (continuations(model, LONG_PROMPTS, LONG_STEPS, capture=False) for model in models)
     agree(got, expected)
+
+
+def told_of_prompts(model: DeviceModel, settings: EngineSettings) -> torch.Tensor:
+    """Log-probabilities of the tokens of three random prompts, and of greedy ones after them."""
+    engine = Engine(CudaRunner(model, settings), toy_tokenizer(), settings)
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, prompt_logprobs=0)
+    prompts = [random_token_ids(length, place) for place, length in enumerate((300, 301, 7))]
+    for place, prompt in enumerate(prompts):
+        engine.add(EngineRequest(str(place), prompt, params))
+    found: dict[str, list[float]] = {}
+    while engine.has_work():
+        for output in engine.step():
+            assert output.error is None, output.error
+            for place, told in enumerate(output.prompt_logprobs or []):
+                if told is not None:
+                    token = prompts[int(output.request_id)][place]
+                    found.setdefault(output.request_id, []).append(told[token].logprob)
+    assert {name: len(values) for name, values in found.items()} == {"0": 299, "1": 300, "2": 6}
+    return torch.tensor([value for name in sorted(found) for value in found[name]])
+
+
+@pytest.mark.parametrize("family", ["llama", "llama_bias", "qwen2"])
+@pytest.mark.parametrize("settings", [SETTINGS, LONG_STEPS], ids=["short steps", "long steps"])
+def test_grouped_heads_too(
+    checkpoint_folder: Callable[[str], Path], tmp_path: Path, family: str, settings: EngineSettings
+) -> None:
+    folder = checkpoint_folder(family)
+    exported = exported_decoder(folder, load_config(folder).num_hidden_layers, tmp_path / "export")
+    torchs = load_gpu_model(folder, exported.config, dtype=torch.bfloat16, device=str(DEVICE))
+    got, expected = (told_of_prompts(model, settings) for model in (exported, torchs))
+    assert (got - expected).abs().mean() < NEAR / 2
 
 
 def test_the_memory_profile_counts_what_is_not_torchs(models: tuple[DeviceModel, DeviceModel]) -> None:

@@ -26,7 +26,7 @@ TOLD = SamplingParams(temperature=0, logprobs=3, prompt_logprobs=2)
 SEEDED = SamplingParams(temperature=0.8, seed=3, repetition_penalty=1.2, logprobs=0)
 
 
-@pytest.mark.parametrize("family", ["v2_lite", "v3"])
+@pytest.mark.parametrize("family", ["v2_lite", "v3", "qwen2"])
 def test_every_kind_of_step_gives_what_the_references_give(
     checkpoint_folder: Callable[[str], Path], tmp_path: Path, family: str
 ) -> None:
@@ -61,6 +61,6 @@ def test_every_kind_of_step_gives_what_the_references_give(
     pair.finish(first)
     pair.finish(second)
     # The cache never moved, and each of its places was bound once.
-    caches = {name: count for name, count in body.bound.items() if name.startswith("latent")}
-    assert caches == {f"latent_{layer}{end}": 1 for layer in range(LAYERS) for end in ("", "_out")}
+    places = [f"{plane.name}_{layer}" for plane in model.cache_spec().planes for layer in range(LAYERS)]
+    assert [body.bound[f"{place}{end}"] for place in places for end in ("", "_out")] == [1] * 2 * len(places)
     assert head.runs == body.runs + 1
