@@ -42,7 +42,9 @@ the stream. What is made once for each stream: cuBLAS's handle with 32 MiB of wo
 the run and names operator, node, kernel and row.
 
 Activations are float16 or bfloat16 there and weights are of the same type. Inputs marked "in the host's memory" are
-bound on the CPU.
+bound on the CPU. What lies on the device is not checked: a block, a slot or a position that is out of range reads or
+writes where it should not, so whoever fills them answers for them. Rotation is part of the attention operators; packed
+weights (int4, fp8) have CPU kernels alone.
 
 This page is generated from `custom_ops/deepseek_ops/operators/`.
 """

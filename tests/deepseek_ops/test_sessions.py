@@ -84,7 +84,7 @@ def test_a_lower_instruction_set_agrees(library: Path, isa: str) -> None:
 
 
 class TestSlots:
-    """The slots of csrc/ort_abi.h against the installed runtime; the others are called by every operator's run."""
+    """The slots of shared/ort_abi.h against the installed runtime; the others are called by every operator's run."""
 
     def test_those_of_tensors_and_statuses_do_what_their_names_say(self) -> None:
         slots = {name: int(slot) for name, slot in re.findall(r"SLOT\((\w+), (\d+),", _header())}
@@ -123,7 +123,7 @@ class TestSlots:
 
 
 def _header() -> str:
-    return (SOURCES / "ort_abi.h").read_text(encoding="utf-8")
+    return (SOURCES / "shared" / "ort_abi.h").read_text(encoding="utf-8")
 
 
 def _runtime_library() -> Path:

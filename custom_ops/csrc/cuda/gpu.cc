@@ -30,6 +30,15 @@ void check_alignment(const Argument& argument, const char* at) {
   }
 }
 
+// Every input of a half type is of one.
+int dtype_of(const Call& call) {
+  for (int i = 0; i < kMaxInputs; ++i) {
+    if (call.input(i).type == kFloat16) return 1;
+    if (call.input(i).type == kBfloat16) return 0;
+  }
+  return 0;
+}
+
 }  // namespace
 
 int32_t narrow(int64_t value) {
@@ -40,7 +49,7 @@ int32_t narrow(int64_t value) {
 }
 
 Gpu::Gpu(Call& call)
-    : call_(call), device_(Device::current()), dtype_(call.input(0).type == kFloat16 ? 1 : 0) {
+    : call_(call), device_(Device::current()), dtype_(dtype_of(call)) {
   void* stream = nullptr;
   piccard::check(ort::call<ort::KernelContext_GetGPUComputeStream_>(static_cast<const ort::KernelContext*>(call.context()), &stream));
   stream_ = static_cast<StreamHandle>(stream);

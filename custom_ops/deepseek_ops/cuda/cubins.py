@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+from deepseek_ops.build import BuildError
 from deepseek_ops.cuda.selection import Image
 
 
@@ -47,7 +48,7 @@ def compile_images(images: Sequence[Image], folder: Path) -> list[Cubin]:
     """The images' binaries in order, from `folder` where they are there already.
 
     Raises:
-        Exception: what the compiler says of the first image that it does not take.
+        BuildError: what the compiler says of the first image that it does not take.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / image_sha256(image) for image in images]
@@ -61,6 +62,13 @@ def compile_images(images: Sequence[Image], folder: Path) -> list[Cubin]:
 
 
 def _compile(image: Image, path: Path) -> None:
+    try:
+        _compile_to(image, path)
+    except Exception as error:
+        raise BuildError(f"kernel image {image.name} does not compile: {str(error)[-2000:]}") from None
+
+
+def _compile_to(image: Image, path: Path) -> None:
     import triton
     from deepseek_engine.kernels.aot import WARP_SIZE
     from deepseek_engine.kernels.launcher import options, source
@@ -73,7 +81,7 @@ def _compile(image: Image, path: Path) -> None:
     )
     metadata = compiled.metadata
     if metadata.global_scratch_size or metadata.profile_scratch_size or metadata.num_ctas != 1:
-        raise RuntimeError(f"{image.name} needs scratch memory or clusters, which the launcher does not give")
+        raise ValueError("it needs scratch memory or clusters, which the launcher does not give")
     header = json.dumps({"entry": metadata.name, "shared_bytes": metadata.shared}).encode()
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".part-", delete=False) as file:
         file.write(header + b"\n" + compiled.asm["cubin"])

@@ -5,9 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("triton")
-
 from deepseek_ops.build import COMPILERS, default_folder
 from fake_cuda import FakeCuda, build_fake_cuda, build_named_images
 

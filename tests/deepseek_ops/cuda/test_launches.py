@@ -11,22 +11,30 @@ from cuda_cases import (
     V2_LITE,
     V3,
     CudaCase,
+    Groups,
     Maker,
     Numbers,
     attention_case,
     experts_case,
     gate_case,
+    grouped_case,
     norm_case,
     product_case,
 )
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.grouped_decode_triton import grouped_decode, grouped_decode_plan
+from deepseek_engine.kernels.grouped_prefill_triton import grouped_prefill
+from deepseek_engine.kernels.grouped_rope_triton import grouped_rope_cache
 from deepseek_engine.kernels.head_gemm_triton import head_gemm
-from deepseek_engine.kernels.mla_decode_triton import decode_plan, mla_decode
+from deepseek_engine.kernels.mla_decode_triton import MAX_QUERIES, decode_plan, mla_decode
+from deepseek_engine.kernels.mla_prefill_triton import mla_prefill
 from deepseek_engine.kernels.moe_gate_triton import moe_gate
 from deepseek_engine.kernels.moe_triton import moe_experts
+from deepseek_engine.kernels.paged_gather_triton import gather_entries
 from deepseek_engine.kernels.rms_norm_triton import add_rms_norm, rms_norm
 from deepseek_engine.kernels.rope_cache_triton import rope_cache
 from deepseek_engine.kernels.small_gemm_triton import Workspace, small_gemm
+from deepseek_engine.kernels.step_inputs_triton import embed
 from deepseek_engine.kernels.swiglu_triton import swiglu
 from deepseek_engine.kernels.variants import Kernel, Variant
 from deepseek_ops.registry import CPU, CUDA
@@ -46,6 +54,9 @@ WIDE: tuple[Maker, ...] = (
     attention_case(V2_LITE, [(1, 100), (1, 3)], padded=2),
     attention_case(V2_LITE, [(4, 70)], page=32),
     attention_case(V3, [(1, 65)]),
+    attention_case(V3, [(1, 65)], page=32),
+    grouped_case(Groups(32, 8, 128), [(1, 100), (1, 3)], padded=2),
+    grouped_case(Groups(28, 4, 128, normed=True), [(4, 30), (9, 40)], page=32),
 )
 
 
@@ -81,8 +92,6 @@ def test_launches_are_those_of_the_python_launcher(
         runs_on=CPU,
     )
     node.run(case.inputs)
-    if case.operator not in _PYTHON:
-        pytest.skip("the engine's decoder has no such step")
     _PYTHON[case.operator](case)
     assert len(cuda.launches) == len(recorded)
     name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
@@ -144,6 +153,9 @@ def _gate(case: CudaCase) -> None:
 def _attention(case: CudaCase) -> None:
     inputs, given = case.inputs, case.attributes
     heads, nope, rope, v = (given[n] for n in ("num_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    if int(inputs["host_batch"][:, 0].max()) > MAX_QUERIES:
+        _prompts(case)
+        return
     q = inputs["q"].unflatten(1, (heads, nope + rope))
     q_pe = q.narrow(2, nope, rope)
     rank, page = inputs["latent_norm"].shape[0], inputs["cache"].shape[1]
@@ -179,6 +191,90 @@ def _attention(case: CudaCase) -> None:
     head_gemm(mixed, kv_b.narrow(1, nope, v), by_column=True)
 
 
+def _prompts(case: CudaCase) -> None:
+    """Prompts alone, in one group of one chunk."""
+    inputs, given = case.inputs, case.attributes
+    heads, nope, rope, v = (given[n] for n in ("num_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    rank, page = inputs["latent_norm"].shape[0], inputs["cache"].shape[1]
+    lengths, counts = inputs["context_lengths"], inputs["host_batch"][:, 0]
+    if int(lengths.sum()) > EXPANDED_AT_ONCE or int(counts.min()) <= MAX_QUERIES:
+        pytest.skip("the engine's groups of prompts are larger")
+    q = inputs["q"].unflatten(1, (heads, nope + rope))
+    plane = inputs["cache"].view(-1, rank + rope)
+    rope_cache(
+        q.narrow(2, nope, rope),
+        inputs["entries"],
+        inputs["latent_norm"],
+        given["latent_epsilon"],
+        inputs["rotations"],
+        inputs["positions"],
+        inputs["slots"],
+        plane,
+        interleaved=bool(given["interleaved"]),
+    )
+    key_starts = torch.tensor([0, *lengths.cumsum(0)], dtype=torch.int32)
+    keys, tables = int(lengths.sum()), inputs["block_tables"]
+    options = {"page": page, "keys": keys, "longest": int(lengths.max())}
+    entries = gather_entries(plane, tables, inputs["table_rows"], key_starts, **options)
+    mla_prefill(
+        q,
+        torch.zeros(keys, heads, nope + v, dtype=case.dtype),
+        entries.narrow(1, rank, rope),
+        inputs["query_starts"],
+        key_starts,
+        longest=int(counts.max()),
+        value_width=v,
+        scale=given["scale"],
+        causal=True,
+    )
+
+
+def _grouped(case: CudaCase) -> None:
+    inputs, given = case.inputs, case.attributes
+    heads, key_heads, width = given["num_heads"], given["num_key_value_heads"], given["head_dim"]
+    page = inputs["key_cache"].shape[1]
+    q, k, v = (inputs[name].unflatten(1, (-1, width)) for name in ("q", "k", "v"))
+    keys, values = (inputs[name].view(-1, key_heads * width) for name in ("key_cache", "value_cache"))
+    norms = (inputs["q_norm"], inputs["k_norm"]) if "q_norm" in inputs else None
+    grouped_rope_cache(
+        q,
+        k,
+        v,
+        inputs["rotations"],
+        inputs["positions"],
+        inputs["slots"],
+        keys,
+        values,
+        norms=norms,
+        eps=given["norm_epsilon"],
+        interleaved=bool(given["interleaved"]),
+    )
+    counts = inputs["host_batch"][:, 0].tolist()
+    few = next((place for place, count in enumerate(counts) if count > MAX_QUERIES), len(counts))
+    batch = [inputs[name] for name in ("context_lengths", "query_starts", "block_tables")]
+    if few:
+        plan = grouped_decode_plan(
+            batch[0][:few],
+            batch[1],
+            batch[2],
+            page=page,
+            heads=heads,
+            key_heads=key_heads,
+            width=width,
+            dtype=case.dtype,
+            max_queries=max(counts[:few]),
+            table_rows=inputs["table_rows"][:few],
+        )
+        grouped_decode(q, keys, values, plan, given["scale"])
+    if few < len(counts):
+        options = {"page": page, "longest": max(counts[few:]), "scale": given["scale"]}
+        rows = inputs["table_rows"][few:]
+        grouped_prefill(q, keys, values, batch[1][few:], batch[0][few:], batch[2], table_rows=rows, **options)
+
+
+EXPANDED_AT_ONCE = 32
+"""Of the library with names for binaries."""
+
 _PYTHON: Mapping[str, Any] = {
     "DeepSeekRMSNorm": _norm,
     "DeepSeekSwiGLU": lambda case: swiglu(case.inputs["gate_up"]),
@@ -189,4 +285,8 @@ _PYTHON: Mapping[str, Any] = {
         *(case.inputs[name] for name in ("x", "weights", "experts", "gate_up", "down"))
     ),
     "DeepSeekMLAPagedAttention": _attention,
+    "DeepSeekPagedAttention": _grouped,
+    "DeepSeekEmbedding": lambda case: embed(
+        *(case.inputs[name] for name in ("token_ids", "sources", "last_tokens", "table"))
+    ),
 }

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from cuda_cases import SMALL_CASES, V2_LITE, WIDE_CASES, CudaCase, Numbers, attention_case, sorted_choices
