@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deepseek_engine.kernels.dispatch import DISPATCH
 from piccard_contract.home import Service, version_owner
 from piccard_contract.live_state import LiveState
 from piccard_contract.operators import read_operators
@@ -194,6 +195,9 @@ def test_its_section_and_lock_tell_its_life(server_model: ModuleType, tmp_path: 
 def test_what_serves_the_operators_is_told_while_it_lives(
     server_model: ModuleType, tmp_path: Path, checkpoint: Path
 ) -> None:
+    # A server's process has one version; this one may have chosen kernels for other tests.
+    for kept in (DISPATCH.served, DISPATCH.choices, DISPATCH.fallbacks):
+        kept.clear()
     model = server_model.VersionModel()
     model.initialize(arguments(tmp_path, runner="torch", checkpoint=str(checkpoint), memory="64MiB", device="cpu"))
     path = Service(tmp_path).operators_file(3)

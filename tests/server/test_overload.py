@@ -67,6 +67,8 @@ def start(server: RunningServer, max_tokens: int, version: int = 1, choices: int
 def held(server: RunningServer, version: int) -> Iterator[None]:
     """All places of a version are taken."""
     stream = start(server, LONG, version).wait_first()
+    # The first token is one choice's: the others may still be on their way in.
+    wait_for(lambda: server.report(version_owner(version))["running"] == CHOICES, PATIENCE, "all places taken")
     try:
         yield
         assert stream.running, stream.error
