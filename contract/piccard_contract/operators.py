@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 REFERENCE = "torch reference"
 LIBRARY = "torch's library"
 NOTHING = "nothing"
+ONNX_RUNTIME = "ONNX Runtime"
 
 
 class _Table(BaseModel):
@@ -25,7 +26,8 @@ class OperatorUse(_Table):
 
     Attributes:
         implementation: a row of the kernel's variant table; LIBRARY where torch's own product on a GPU is as good;
-            REFERENCE; or NOTHING where steps failed for want of a row.
+            REFERENCE; ONNX_RUNTIME for a com.deepseek operator of an export; or NOTHING where steps failed for want of
+            a row.
         reason: why it was chosen, told of the first shape.
         choices: shapes for which it was chosen. A choice is kept, so this is no count of launches.
         fallback: whether it stands in for a device kernel.

@@ -15,16 +15,17 @@ library with the machine's C++ compiler and prints its path, which carries the S
 
 What there is: CPU kernels for x86-64 (AVX2, AVX-512, chosen at run time; the variable PICCARD_OPS_ISA asks for a lower
 one: generic, avx2) and a portable form for other processors; a second library for GPUs, below. What there is not yet:
-packed cache formats. `piccard publish CHECKPOINT --runner onnxruntime` serves a checkpoint with them, on a CPU.
+packed cache formats. `piccard publish CHECKPOINT --runner onnxruntime` serves a checkpoint with them, on either.
 
 `piccard export CHECKPOINT OUT --quantize int4` packs products and experts for DeepSeekMatMulInt4 and DeepSeekMoEInt4:
 in groups of 32 columns, each element rounded to the nearest of 16 steps from a group's least to its largest, 0 among
-them, with zeros, and scales in the checkpoint's type. The embedding, norms, biases, gates, kv_b and the head stay as
-they are. [What that does to the logits](performance.md#int4-exports) is measured.
+them, with zeros, and scales in the checkpoint's type, or with `--precision` in that one, for a GPU. The embedding,
+norms, biases, gates, kv_b and the head stay as they are. [What that does to the logits](performance.md#int4-exports) is
+measured, and [what packed products take on a GPU](performance.md#packed-weights).
 
 A type or shape that is known when a session is made and that an operator does not take fails there, naming operator,
 node and constraint; one that is not known fails the run. Sizes are formulas: a bare name that is no attribute is the
-same size wherever it stands. No size may be 0. T, U and W stand for types; inputs of one letter have one type.
+same size wherever it stands. No size may be 0. T, U, V and W stand for types; inputs of one letter have one type.
 
 ## On a GPU
 
@@ -43,8 +44,12 @@ the run and names operator, node, kernel and row.
 
 Activations are float16 or bfloat16 there and weights are of the same type. Inputs marked "in the host's memory" are
 bound on the CPU. What lies on the device is not checked: a block, a slot or a position that is out of range reads or
-writes where it should not, so whoever fills them answers for them. Rotation is part of the attention operators; packed
-weights (int4, fp8) have CPU kernels alone.
+writes where it should not, so whoever fills them answers for them. The attention operators rotate by themselves.
+
+Weights of four bits and e4m3 weights are unpacked on their way into the products, in whole blocks of 32 columns in
+groups of 32, 64 or 128, and in blocks of multiples of 128 rows and 128 or a higher power of two of columns with K a
+multiple of 16. DeepSeekMatMulInt4 and DeepSeekMatMulFp8Block take any other sizes too, several times slower. From 65
+rows on they unpack the weight into scratch memory, up to 128 MiB at a time, and cuBLAS multiplies.
 
 This page is generated from `custom_ops/deepseek_ops/operators/`.
 """
@@ -101,7 +106,8 @@ def _given(operator: Operator, parameter: Input | Output) -> str:
     if CPU in parameter.refused and CPU in operator.providers:
         notes.append("on CUDA only" if CUDA in parameter.required else "on CUDA only, optional")
     elif parameter.optional:
-        notes.append("optional; not on CUDA" if CUDA in parameter.refused else "optional")
+        on_cuda = "; not on CUDA" if CUDA in parameter.refused else "; needed on CUDA" * (CUDA in parameter.required)
+        notes.append(f"optional{on_cuda}")
     return f" ({'; '.join(notes)})" if notes else ""
 
 

@@ -1,14 +1,12 @@
 """What serves the operators of a model in a runner, from dispatch, the runner's graphs and the model's config."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from piccard_contract.operators import FusionUse, OperatorUse
-from piccard_contract.version_file import Runner
+from piccard_contract.operators import ONNX_RUNTIME, FusionUse, OperatorUse
 
 from deepseek_engine.gpu.fusions import (
     NOT_IN_USE,
-    ONNX,
     Obstacle,
     capability_of,
     fused_operators,
@@ -20,29 +18,38 @@ from deepseek_engine.kernels.dispatch import DISPATCH, Dispatch
 from deepseek_engine.models import ModelConfig
 from deepseek_engine.operator_watch import OperatorFigures, OperatorWatch
 
+if TYPE_CHECKING:
+    # It reads graphs, which takes a package that runner torch does without.
+    from deepseek_engine.runners.onnx_operators import ExportedOperators
+
 
 def watch_operators(
     config: ModelConfig,
     runner: Any,
     *,
-    kind: Runner,
     device: torch.device,
     dtype: torch.dtype,
+    exported: "ExportedOperators | None" = None,
     dispatch: Dispatch = DISPATCH,
 ) -> OperatorWatch:
     """The watch of a version that is warm.
 
     Args:
         runner: the model runner; one that has `graphs` (`gpu.step_graphs.StepGraphs`) runs the device kernels.
-        kind: as version.yaml names it.
         device, dtype: of weights and activations.
+        exported: of a model that is an export; then dispatch knows what is outside of it.
     """
     graphs = getattr(runner, "graphs", None)
-    obstacle = _obstacle(config, kind, device, dtype, on_kernels=graphs is not None)
-    found = fusions(config, obstacle, graphs=_graph_obstacle(runner, graphs))
+    obstacle = _obstacle(config, device, dtype, on_kernels=graphs is not None)
+    found = fusions(
+        config,
+        obstacle,
+        graphs=_graph_obstacle(runner, graphs),
+        exported=None if exported is None else exported.fused,
+    )
     return OperatorWatch(
         figures=lambda: _figures(dispatch, graphs, _compilations(graphs is not None)),
-        operators=lambda: _uses(dispatch),
+        operators=lambda: [*_exported_uses(exported), *_uses(dispatch)],
         fusions=[
             FusionUse(
                 name=fusion.name,
@@ -61,11 +68,7 @@ def watch_operators(
     )
 
 
-def _obstacle(
-    config: ModelConfig, kind: Runner, device: torch.device, dtype: torch.dtype, *, on_kernels: bool
-) -> Obstacle | None:
-    if kind is Runner.ONNXRUNTIME:
-        return ONNX
+def _obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype, *, on_kernels: bool) -> Obstacle | None:
     if on_kernels:
         return None
     found = kernel_obstacle(config, device, dtype, capability_of(device))
@@ -101,6 +104,19 @@ def _figures(dispatch: Dispatch, graphs: Any, compilations: int) -> OperatorFigu
         compilations=compilations,
         ungraphed={} if graphs is None else dict(graphs.ungraphed.copy()),
     )
+
+
+def _exported_uses(exported: "ExportedOperators | None") -> list[OperatorUse]:
+    if exported is None:
+        return []
+    return [
+        OperatorUse(
+            operator=name,
+            implementation=ONNX_RUNTIME,
+            reason=f"{count} of the export's nodes, on {exported.provider}",
+        )
+        for name, count in sorted(exported.nodes.items())
+    ]
 
 
 def _uses(dispatch: Dispatch) -> list[OperatorUse]:

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deepseek_engine.gpu.fusions import COMBINE, EXPERTS, GATE
 from deepseek_engine.request import EngineRequest
 from deepseek_engine.version import OpenVersion, open_version
+from piccard_contract.operators import ONNX_RUNTIME
 from piccard_contract.sampling import SamplingParams
 from piccard_contract.version_file import VersionFile, VersionFileError
 
@@ -45,6 +47,16 @@ def test_the_operators_are_signs_of_life(open_with: Open) -> None:
     before = version.pulse.beats
     tokens_of(version, 1)
     assert version.pulse.beats > before
+
+
+def test_it_tells_what_the_exports_operators_fuse(open_with: Open) -> None:
+    version = open_with()
+    assert version.operators is not None
+    told = version.operators.report(1, "cpu", "onnxruntime")
+    uses = {use.operator for use in told.operators if use.implementation == ONNX_RUNTIME}
+    assert uses >= {"DeepSeekMLAPagedAttention", "DeepSeekMoE", "DeepSeekMoEGate", "DeepSeekLogits"}
+    assert {fusion.name for fusion in told.fusions if fusion.applies} >= {GATE, EXPERTS, COMBINE}
+    assert 0 < told.fused_operators < told.step_operators
 
 
 def test_relative_paths_are_sought_in_the_home(open_with: Open, tmp_path: Path, library: Path) -> None:

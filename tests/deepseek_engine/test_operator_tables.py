@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from deepseek_engine.gpu.fusions import GRAPH, INPUTS
+from deepseek_engine.gpu.fusions import GRAPH, INPUTS, NORM, SAMPLE
 from deepseek_engine.gpu.step_graphs import StepGraphs
 from deepseek_engine.kernels.dispatch import Choice, Dispatch
 from deepseek_engine.models import ModelConfig, load_config
 from deepseek_engine.operator_tables import watch_operators
-from piccard_contract.operators import REFERENCE, OperatorsReport
-from piccard_contract.version_file import Runner
+from deepseek_engine.runners.onnx_operators import ExportedOperators
+from piccard_contract.operators import ONNX_RUNTIME, REFERENCE, OperatorsReport
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -42,7 +42,7 @@ def config(checkpoint_folder: Any) -> ModelConfig:
 
 
 def told(config: ModelConfig, runner: Any, device: torch.device, dispatch: Dispatch | None = None, **how: Any):
-    settings = {"kind": Runner.TORCH, "dtype": torch.bfloat16, "dispatch": dispatch or Dispatch(), **how}
+    settings = {"dtype": torch.bfloat16, "dispatch": dispatch or Dispatch(), **how}
     return watch_operators(config, runner, device=device, **settings)
 
 
@@ -98,10 +98,26 @@ def test_references_on_a_gpu_say_what_keeps_them_off_the_kernels(
     assert not found.graphs
 
 
-def test_an_export_says_that_another_runs_it(config: ModelConfig) -> None:
-    found = report(config, object(), CPU, kind=Runner.ONNXRUNTIME)
-    assert {fusion.cause for fusion in found.fusions} == {"runner"}
-    assert found.fused_share == 0.0
+def test_an_export_on_device_kernels_tells_its_nodes_beside_what_samples(config: ModelConfig) -> None:
+    norms = 2 * config.num_hidden_layers
+    fused = {"residual addition": norms, "norm": norms}
+    exported = ExportedOperators({"DeepSeekRMSNorm": norms + 1}, fused, "CUDAExecutionProvider")
+    found = report(config, OnKernels(), GPU, exported=exported)
+    assert applying(found) == {NORM, SAMPLE, GRAPH}
+    assert found.fused_operators == 2 * norms + 6
+    (use,) = found.operators
+    assert (use.operator, use.implementation) == ("DeepSeekRMSNorm", ONNX_RUNTIME)
+    assert use.reason == f"{norms + 1} of the export's nodes, on CUDAExecutionProvider"
+
+
+def test_an_export_on_a_cpu_samples_operator_by_operator(config: ModelConfig) -> None:
+    fused = {"gate product": 1, "up product": 1}
+    found = report(config, object(), CPU, exported=ExportedOperators({}, fused, "CPUExecutionProvider"))
+    assert applying(found) == {INPUTS}
+    told = {fusion.name: (fusion.cause, fusion.operators) for fusion in found.fusions}
+    assert told[SAMPLE][0] == told[GRAPH][0] == "device"
+    assert told[NORM][0] == "runner"
+    assert found.fused_operators == told[INPUTS][1] == 2
 
 
 def test_runs_that_no_graph_is_for_count_once_graphs_are_there() -> None:

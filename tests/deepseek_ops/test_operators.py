@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from deepseek_engine.kernels.swiglu import swiglu
 from deepseek_ops.operators import operators_on
 from deepseek_ops.registry import CPU, Operator
 from one_node import DTYPES, OneNode, panel_weights
@@ -55,3 +56,17 @@ def test_a_constant_weight_multiplies_as_one_that_is_fed(library: Path, dtype: t
             node = OneNode(library, "DeepSeekMatMul", inputs, constant=["weight"], threads=1 + rows % 2)
             expected = inputs["x"].double() @ weight.double().t()
             assert torch.allclose(node.run(inputs)["y"].double(), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_an_expert_counts_as_often_as_a_row_chooses_it(library: Path) -> None:
+    """Also where as many choices fall on an expert as there are rows, though not one of each."""
+    random = torch.Generator().manual_seed(1)
+    x, gate_up, down = (torch.randn(shape, generator=random) for shape in ((2, 5), (3, 8, 5), (3, 5, 4)))
+    inputs = {"x": x, "weights": torch.tensor([[0.5, 2.0], [1.0, 3.0]]), "gate_up": gate_up, "down": down}
+    inputs["experts"] = torch.tensor([[0, 1], [2, 2]], dtype=torch.int32)
+    expected = torch.zeros(2, 5)
+    for row, (weights, chosen) in enumerate(zip(inputs["weights"], inputs["experts"].tolist(), strict=True)):
+        for weight, expert in zip(weights, chosen, strict=True):
+            expected[row] += down[expert] @ swiglu(gate_up[expert] @ x[row]) * weight
+    node = OneNode(library, "DeepSeekMoE", inputs)
+    torch.testing.assert_close(node.run(inputs)["y"], expected)

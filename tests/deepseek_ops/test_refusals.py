@@ -128,6 +128,19 @@ def test_attributes_are_checked(library: Path) -> None:
         made(library, case)
 
 
+def test_what_attention_prepares_by_is_given_whole(library: Path) -> None:
+    case = next(case for seed in range(50) if "rotations" in (case := make_case(ATTENTION, seed)).inputs)
+    for left_out in ("positions", "rotations", "latent_norm"):
+        inputs = {name: tensor for name, tensor in case.inputs.items() if name != left_out}
+        node = OneNode(library, ATTENTION, inputs, case.attributes, outputs=case.outputs)
+        with pytest.raises(Exception, match="inputs positions, rotations and latent_norm have to be given all or none"):
+            node.run(inputs)
+    for position in (-1, len(case.inputs["rotations"])):
+        inputs = {**case.inputs, "positions": torch.full_like(case.inputs["positions"], position)}
+        with pytest.raises(Exception, match=rf"positions\[0\] is {position}; rotations has \d+ rows"):
+            made(library, case).run(inputs)
+
+
 def test_a_cache_that_is_copied_is_refused(library: Path) -> None:
     case = make_case(ATTENTION, 0)
     with pytest.raises(Exception, match="cache_out has to share the memory of input cache, which is written in place"):

@@ -75,7 +75,8 @@ def test_results_do_not_depend_on_the_threads(library: Path) -> None:
 @pytest.mark.parametrize("isa", ["generic", "avx2"])
 def test_a_lower_instruction_set_agrees(library: Path, isa: str) -> None:
     """The same comparison with the reference, in a process that is told to use less than the processor has."""
-    environment = {**os.environ, "PICCARD_OPS_ISA": isa, "PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join((str(SUPPORT), *sys.path))
+    environment = {**os.environ, "PICCARD_OPS_ISA": isa, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(SUPPORT / "operator_check.py"), str(library), "4"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -50,8 +50,9 @@ def test_for_a_gpu_the_gates_alone_are_larger(tmp_path: Path) -> None:
     assert all(plain[name] < 1.1 * device[name] and device[name] < 1.1 * plain[name] for name in layers)
 
 
-def test_packed_weights_for_a_gpu_are_refused(tmp_path: Path) -> None:
+def test_packed_weights_for_a_gpu(tmp_path: Path) -> None:
     options = ["--precision", "bfloat16", "--quantize", "int4"]
-    result = CliRunner().invoke(app, ["export", str(demo_checkpoint()), str(tmp_path / "out"), *options])
-    assert isinstance(result.exception, OperationError)
-    assert "packed weights are for operators on a CPU" in str(result.exception)
+    plain, packed = exported(tmp_path / "plain", *options[:2]), exported(tmp_path / "packed", *options)
+    layers = [name for name in plain if name.startswith("layer_")]
+    # kv_b and the gates stay as they are, and the demo's narrow experts are padded.
+    assert all(packed[name] < 0.6 * plain[name] for name in layers)

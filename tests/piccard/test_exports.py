@@ -67,6 +67,18 @@ def test_an_int4_export_is_another_and_smaller(service: Service, publish: Callab
     assert sizes[1] < sizes[0]
 
 
+def test_an_int4_export_for_a_gpu_is_packed(
+    service: Service, publish: Callable[..., VersionFile], tmp_path: Path
+) -> None:
+    import onnx
+
+    own = tmp_path / "cuda.so"
+    own.write_bytes(b"for a GPU")
+    export, _ = named(service, publish("--device=cuda", "--quantize=int4", f"--ops-library={own}"))
+    graph = onnx.load(export / "model.onnx", load_external_data=False).graph
+    assert {"DeepSeekMatMulInt4", "DeepSeekMoEInt4", "DeepSeekMLASchedule"} <= {node.op_type for node in graph.node}
+
+
 def test_for_a_gpu_another_export_and_library_are_kept(
     service: Service, publish: Callable[..., VersionFile], tmp_path: Path
 ) -> None:

@@ -63,6 +63,13 @@ def test_a_version_on_its_kernels_is_one_sentence() -> None:
     ]
 
 
+def test_an_exports_operators_are_told_apart_from_the_engines() -> None:
+    export = OperatorUse(operator="DeepSeekMoE", implementation="ONNX Runtime", reason="26 of the export's nodes")
+    kernel = OperatorUse(operator="sample", implementation="[wide]", reason="row [wide] fits", choices=4)
+    (told,) = operator_notes(on_kernels(operators=[export, kernel], runner="onnxruntime"))
+    assert "operators: 1 by ONNX Runtime, 1 by device kernels; 75 %" in told
+
+
 def test_steps_without_a_graph_and_late_work_are_told() -> None:
     told = list(operator_notes(on_kernels(ungraphed={"longer than the graphs": 7}, captures=1, compilations=2)))
     assert "(1203 so far; kernel by kernel: 7 longer than the graphs)" in told[0]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from deepseek_engine.gpu.onnx_decoder import PROVIDER, OnnxDecoder, load_onnx_decoder
+from deepseek_ops.exporter.weight_format import WeightFormat
 from device_graph import write_device_graphs
 from device_kernels import DEVICE
 from runner_pair import config_of
@@ -31,8 +32,14 @@ def cuda_library() -> Path:
         pytest.skip(str(error))
 
 
-def exported_decoder(folder: Path, layers: int, out: Path, dtype: torch.dtype = torch.bfloat16) -> OnnxDecoder:
+def exported_decoder(
+    folder: Path,
+    layers: int,
+    out: Path,
+    dtype: torch.dtype = torch.bfloat16,
+    format: WeightFormat | None = None,
+) -> OnnxDecoder:
     """The first layers of a checkpoint, exported to `out`."""
     library, config = cuda_library(), config_of(folder, layers)
-    export = write_device_graphs(folder, config, out, dtype)
+    export = write_device_graphs(folder, config, out, dtype, format)
     return load_onnx_decoder(export, library, config, device=DEVICE, memory=MEMORY)

@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 from deepseek_engine.kernels import moe_gate
+from deepseek_engine.kernels.fp8_block_gemm import fp8_block_linear
+from deepseek_engine.kernels.int4_gemm import dequantized, int4_linear
+from deepseek_engine.kernels.mla_decode_triton import MAX_QUERIES
 from deepseek_engine.kernels.rms_norm import rms_norm
-from deepseek_engine.kernels.rope_cache_triton import rope_table
+from deepseek_engine.kernels.rope import rope_table
 from deepseek_engine.kernels.swiglu import swiglu
 from torch import Tensor
 
@@ -22,6 +25,7 @@ class CudaCase:
         host: inputs that stay in the host's memory.
         roundings: of the result to the dtype and of what it is made of, for the tolerance.
         rows: rows of outputs that count; padded ones hold anything.
+        captured: whether a CUDA graph may hold it; a step that reads a prompt is refused there.
     """
 
     name: str
@@ -34,6 +38,7 @@ class CudaCase:
     host: tuple[str, ...] = ("host_batch",)
     roundings: float = 1.5
     rows: int | None = None
+    captured: bool = True
 
     def on(self, device: torch.device) -> "dict[str, Tensor]":
         """The inputs there, copied."""
@@ -102,6 +107,23 @@ def swiglu_case(rows: int, width: int) -> Maker:
     return make
 
 
+def rotary_case(rows: int, heads: int, width: int, pairs: int, *, interleaved: bool) -> Maker:
+    def make(numbers: Numbers) -> CudaCase:
+        positions = torch.randint(0, 160_000, (rows,), generator=numbers.generator)
+        inv_freq = 1e4 ** -(torch.arange(pairs) / pairs)
+        inputs = {"x": numbers.normal(rows, heads * width), "positions": positions, "inv_freq": inv_freq}
+        x = inputs["x"].double().unflatten(1, (heads, width))
+        angles = (positions[:, None] * inv_freq).double()
+        table = torch.cat((angles.cos(), angles.sin()), 1) * 1.25
+        kept = width - 2 * pairs
+        y = torch.cat((x[..., :kept], _rotated(x[..., kept:], table, interleaved)), -1).flatten(1)
+        attributes = {"num_heads": heads, "interleaved": int(interleaved), "scale": 1.25}
+        name = f"rotary{rows}x{heads}x{width}_{pairs}{'pairs' if interleaved else 'halves'}"
+        return CudaCase(name, "DeepSeekRotaryEmbedding", numbers.dtype, inputs, attributes, {"y": y}, ["inv_freq"])
+
+    return make
+
+
 def product_case(
     rows: int, depth: int, columns: int, *, bias: bool = False, residual: bool = False, operator: str = "DeepSeekMatMul"
 ) -> Maker:
@@ -125,6 +147,92 @@ def product_case(
             {output: y},
             ["weight"] if rows % 2 else [],
             roundings=2.5 if bias and residual else 1.5,
+        )
+
+    return make
+
+
+def packed_int4(numbers: Numbers, rows: tuple[int, ...], depth: int, group_size: int) -> dict[str, Tensor]:
+    """A weight [*rows, depth] of four bits: weight, scales and zeros."""
+    groups = -(-depth // group_size)
+    options: dict[str, Any] = {"generator": numbers.generator, "dtype": torch.uint8}
+    return {
+        "weight": torch.randint(0, 256, (*rows, -(-depth // 2)), **options),
+        "scales": numbers.uniform(*rows, groups) * (0.2 * depth**-0.5),
+        "zeros": torch.randint(0, 16, (*rows, groups), **options),
+    }
+
+
+def int4_case(
+    rows: int,
+    depth: int,
+    columns: int,
+    group_size: int = 32,
+    *,
+    bias: bool = False,
+    residual: bool = False,
+    zeros: bool = True,
+) -> Maker:
+    def make(numbers: Numbers) -> CudaCase:
+        inputs = {"x": numbers.normal(rows, depth), **packed_int4(numbers, (columns,), depth, group_size)}
+        if not zeros:
+            del inputs["zeros"]
+        if bias:
+            inputs["bias"] = numbers.normal(columns)
+        if residual:
+            inputs["residual"] = numbers.normal(rows, columns)
+        wide = {name: inputs[name].double() for name in ("bias", "residual") if name in inputs}
+        y = int4_linear(
+            inputs["x"].double(), inputs["weight"], inputs["scales"], inputs.get("zeros"), group_size, **wide
+        )
+        added = "".join(f"+{name}" for name in wide) + ("" if zeros else "-zeros")
+        return CudaCase(
+            f"int4_{rows}x{depth}x{columns}by{group_size}{added}",
+            "DeepSeekMatMulInt4",
+            numbers.dtype,
+            inputs,
+            {"group_size": group_size},
+            {"y": y},
+            [name for name in ("weight", "scales", "zeros") if name in inputs and rows % 2],
+            # A weight is rounded to the dtype, too.
+            roundings=2.5,
+        )
+
+    return make
+
+
+def fp8_case(
+    rows: int,
+    depth: int,
+    columns: int,
+    block: tuple[int, int] = (128, 128),
+    *,
+    bias: bool = False,
+    residual: bool = False,
+) -> Maker:
+    def make(numbers: Numbers) -> CudaCase:
+        inputs = {"x": numbers.normal(rows, depth)}
+        inputs["weight"] = numbers.normal(columns, depth, scale=60.0, dtype=torch.float32).to(torch.float8_e4m3fn)
+        if rows % 3:
+            inputs["weight"] = inputs["weight"].view(torch.uint8)
+        blocks = (-(-columns // block[0]), -(-depth // block[1]))
+        inputs["scale_inv"] = numbers.uniform(*blocks, dtype=torch.float32) * (0.01 * depth**-0.5)
+        if bias:
+            inputs["bias"] = numbers.normal(columns)
+        if residual:
+            inputs["residual"] = numbers.normal(rows, columns)
+        wide = {name: inputs[name].double() for name in ("bias", "residual") if name in inputs}
+        y = fp8_block_linear(inputs["x"].double(), inputs["weight"], inputs["scale_inv"], block, **wide)
+        return CudaCase(
+            f"fp8_{rows}x{depth}x{columns}by{block[0]}x{block[1]}{''.join(f'+{name}' for name in wide)}",
+            "DeepSeekMatMulFp8Block",
+            numbers.dtype,
+            inputs,
+            {"block_rows": block[0], "block_columns": block[1]},
+            {"y": y},
+            ["weight", "scale_inv"] if rows % 2 else [],
+            # Unpacked for many rows, a weight is rounded to the dtype, too.
+            roundings=2.5,
         )
 
     return make
@@ -257,6 +365,52 @@ def experts_case(rows: int, hidden: int, inner: int, experts: int, top_k: int, *
     return make
 
 
+def experts_int4_case(
+    rows: int,
+    hidden: int,
+    inner: int,
+    experts: int,
+    top_k: int,
+    group_size: int = 32,
+    *,
+    skipped: int = 0,
+    zeros: bool = True,
+) -> Maker:
+    def make(numbers: Numbers) -> CudaCase:
+        """The case of the experts that the packed ones stand for, with these in their place."""
+        case = experts_case(rows, hidden, inner, experts, top_k, skipped=skipped)(numbers)
+        for name, outputs, depth in (("gate_up", 2 * inner, hidden), ("down", hidden, inner)):
+            packed = packed_int4(numbers, (experts, outputs), depth, group_size)
+            if not zeros:
+                del packed["zeros"]
+            case.inputs[name] = packed["weight"]
+            case.inputs |= {f"{name}_{part}": packed[part] for part in ("scales", "zeros") if part in packed}
+        case.expected = {"y": _packed_experts(case.inputs, hidden, inner, group_size)}
+        case.name = f"experts_int4_{rows}x{hidden}x{inner}by{group_size}{'' if zeros else '-zeros'}"
+        case.operator = "DeepSeekMoEInt4"
+        case.attributes = {"group_size": group_size}
+        case.constant = [name for name in case.inputs if name.startswith(("gate_up", "down"))]
+        case.roundings = 4
+        return case
+
+    return make
+
+
+def _packed_experts(inputs: dict[str, Tensor], hidden: int, inner: int, group_size: int) -> Tensor:
+    gate_up, down = (
+        dequantized(inputs[name], inputs[f"{name}_scales"], inputs.get(f"{name}_zeros"), depth, group_size).double()
+        for name, depth in (("gate_up", hidden), ("down", inner))
+    )
+    x = inputs["x"]
+    y = torch.zeros(x.shape, dtype=torch.float64)
+    for t, choices in enumerate(inputs["experts"].tolist()):
+        for k, expert in enumerate(choices):
+            if expert >= 0:
+                active = swiglu((gate_up[expert] @ x[t].double())[None])[0].to(x.dtype).double()
+                y[t] += inputs["weights"][t, k].double() * (down[expert] @ active)
+    return y
+
+
 @dataclass(frozen=True, slots=True)
 class Heads:
     """A model's latent attention."""
@@ -318,6 +472,7 @@ def attention_case(
             ["kv_b"],
             roundings=4,
             rows=sum(rows for rows, _ in sequences),
+            captured=all(rows <= MAX_QUERIES for rows, _ in sequences),
         )
 
     return make
@@ -492,6 +647,8 @@ SMALL_CASES: tuple[Maker, ...] = (
     norm_case(2, 64, residual=True, sums=False),
     norm_case(2, 40, residual=False, sums=True, heads=3),
     swiglu_case(3, 104),
+    rotary_case(5, 3, 48, 16, interleaved=True),
+    rotary_case(2, 17, 21, 5, interleaved=False),
     product_case(1, 72, 50),
     product_case(1, 2056, 20, bias=True),
     product_case(1, 64, 24, residual=True),
@@ -501,6 +658,19 @@ SMALL_CASES: tuple[Maker, ...] = (
     product_case(4, 64, 24, bias=True, residual=True),
     product_case(1, 64, 24, operator="DeepSeekLogits"),
     product_case(6, 64, 24, operator="DeepSeekLogits"),
+    int4_case(1, 96, 22),
+    int4_case(1, 256, 9, 128, bias=True, residual=True),
+    int4_case(3, 64, 40, residual=True, zeros=False),
+    int4_case(1, 37, 10, 8, bias=True),
+    int4_case(2, 72, 20, 24, residual=True),
+    int4_case(21, 96, 24, bias=True),
+    int4_case(2, 64, 7),
+    int4_case(65, 64, 50, residual=True, bias=True),
+    fp8_case(1, 160, 135),
+    fp8_case(2, 272, 40, (128, 256), bias=True, residual=True),
+    fp8_case(3, 160, 140, residual=True),
+    fp8_case(4, 37, 10, (7, 13), bias=True),
+    fp8_case(65, 64, 50, bias=True),
     embedding_case(5, 40),
     gate_case("small_v2_lite", 3, 64),
     gate_case("small_v2", 5, 64, padded=2),
@@ -509,6 +679,9 @@ SMALL_CASES: tuple[Maker, ...] = (
     experts_case(2, 64, 48, 8, 3, skipped=1),
     experts_case(5, 64, 32, 8, 3, skipped=2),
     experts_case(40, 64, 32, 4, 2),
+    experts_int4_case(1, 64, 32, 8, 3),
+    experts_int4_case(5, 128, 64, 8, 3, 64, skipped=2),
+    experts_int4_case(40, 64, 32, 4, 2, zeros=False),
     attention_case(SMALL, [(1, 5)], page=16),
     attention_case(SMALL, [(1, 70), (1, 1), (1, 33)], page=16, padded=1),
     attention_case(SMALL, [(3, 40), (8, 8), (1, 64)], page=64, interleaved=False),
@@ -525,11 +698,21 @@ WIDE_CASES: tuple[Maker, ...] = (
     norm_case(7, 2048, residual=True, sums=True),
     norm_case(5, 7168, residual=False, sums=False),
     swiglu_case(9, 10944),
+    rotary_case(100, 16, 192, 32, interleaved=True),
+    rotary_case(9, 32, 128, 64, interleaved=False),
     product_case(1, 2048, 3072),
     product_case(8, 2048, 576),
     product_case(33, 1408, 2048, residual=True),
     product_case(1, 2048, 20480, operator="DeepSeekLogits"),
     product_case(9, 2048, 10240, operator="DeepSeekLogits"),
+    *(int4_case(rows, 2048, 3072) for rows in (1, 2, 8, 40, 200)),
+    int4_case(1, 10944, 2048, residual=True),
+    int4_case(16, 10944, 2048, 64, bias=True),
+    int4_case(5, 2048, 9000, 128),
+    *(fp8_case(rows, 2048, 3072) for rows in (1, 2, 8, 40, 200)),
+    fp8_case(1, 7168, 2112, residual=True),
+    fp8_case(16, 10944, 2048, bias=True),
+    fp8_case(5, 2048, 9000),
     embedding_case(100, 2048),
     gate_case("v2_lite", 1, 2048),
     gate_case("v2_lite", 70, 2048, padded=3),
@@ -539,6 +722,8 @@ WIDE_CASES: tuple[Maker, ...] = (
     experts_case(2, 2048, 1408, 12, 8),
     experts_case(8, 2048, 1408, 12, 8, skipped=2),
     experts_case(200, 512, 256, 16, 6),
+    *(experts_int4_case(rows, 2048, 1408, 12, 8) for rows in (1, 2, 8)),
+    experts_int4_case(200, 512, 256, 16, 6, 128),
     attention_case(V2_LITE, [(1, 1000)]),
     attention_case(V2_LITE, [(1, 1), (1, 4096), (1, 64), (1, 777)], padded=4),
     attention_case(V2_LITE, [(8, 900), (3, 3), (1, 65)], page=32),

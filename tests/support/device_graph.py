@@ -11,13 +11,16 @@ import torch
 import torch.nn.functional as F
 from deepseek_engine.gpu.onnx_decoder import OnnxDecoder
 from deepseek_engine.kernels import moe_gate
+from deepseek_engine.kernels.int4_gemm import dequantized
 from deepseek_engine.kernels.rms_norm import rms_norm
 from deepseek_engine.kernels.swiglu import swiglu
 from deepseek_engine.models import ModelConfig
 from deepseek_engine.models.weights import Checkpoint
 from deepseek_engine.runners.onnx_graph import HEAD_FILE, MODEL_FILE
+from deepseek_engine.runners.onnx_operators import exported_operators
 from deepseek_ops.exporter.device_writer import DeviceWriter
 from deepseek_ops.exporter.weight_files import WeightFiles
+from deepseek_ops.exporter.weight_format import PlainFormat, WeightFormat
 from onnx import TensorProto
 from torch import Tensor
 
@@ -25,6 +28,7 @@ DTYPES = {
     TensorProto.FLOAT: torch.float32,
     TensorProto.FLOAT16: torch.float16,
     TensorProto.BFLOAT16: torch.bfloat16,
+    TensorProto.UINT8: torch.uint8,
     TensorProto.INT32: torch.int32,
     TensorProto.INT64: torch.int64,
 }
@@ -37,13 +41,19 @@ _SPELLED = {
 }
 
 
-def write_device_graphs(checkpoint: Path, config: ModelConfig, out: Path, dtype: torch.dtype = torch.float32) -> Path:
+def write_device_graphs(
+    checkpoint: Path,
+    config: ModelConfig,
+    out: Path,
+    dtype: torch.dtype = torch.float32,
+    format: WeightFormat | None = None,
+) -> Path:
     """A checkpoint's graphs for a GPU, of the layers that `config` says.
 
     No operator takes float32 there: it is for an exact comparison.
     """
     out.mkdir()
-    writer = DeviceWriter(config, Checkpoint(checkpoint, dtype=dtype), WeightFiles(out))
+    writer = DeviceWriter(config, Checkpoint(checkpoint, dtype=dtype), WeightFiles(out), format or PlainFormat())
     for name, graph in zip((MODEL_FILE, HEAD_FILE), writer.write(), strict=True):
         (out / name).write_bytes(graph.SerializeToString())
     return out
@@ -53,7 +63,8 @@ def device_decoder(export: Path, config: ModelConfig) -> "tuple[OnnxDecoder, Dev
     """An export for a GPU over sessions without one: the model, its body and its head."""
     body, head = (DeviceSession(export / name) for name in (MODEL_FILE, HEAD_FILE))
     sessions: Any = (body, head)
-    return OnnxDecoder(*sessions, config, device=torch.device("cpu")), body, head
+    device = torch.device("cpu")
+    return OnnxDecoder(*sessions, config, exported=exported_operators(export), device=device), body, head
 
 
 class DeviceSession:
@@ -144,6 +155,37 @@ class Operators:
 
     def DeepSeekMatMul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:  # noqa: N802
         return (F.linear(x, weight, bias),)
+
+    def DeepSeekMatMulInt4(  # noqa: N802
+        self,
+        x: Tensor,
+        weight: Tensor,
+        scales: Tensor,
+        zeros: Tensor,
+        bias: Tensor | None = None,
+        *,
+        group_size: int,
+    ) -> tuple[Tensor, ...]:
+        return (F.linear(x, dequantized(weight, scales, zeros, x.shape[1], group_size).to(x.dtype), bias),)
+
+    def DeepSeekMoEInt4(  # noqa: N802
+        self,
+        x: Tensor,
+        weights: Tensor,
+        experts: Tensor,
+        gate_up: Tensor,
+        gate_up_scales: Tensor,
+        gate_up_zeros: Tensor,
+        down: Tensor,
+        down_scales: Tensor,
+        down_zeros: Tensor,
+        *,
+        group_size: int,
+    ) -> tuple[Tensor, ...]:
+        inner = gate_up.shape[1] // 2
+        whole = dequantized(gate_up, gate_up_scales, gate_up_zeros, x.shape[1], group_size).to(x.dtype)
+        out = dequantized(down, down_scales, down_zeros, inner, group_size).to(x.dtype)
+        return self.DeepSeekMoE(x, weights, experts, whole, out)
 
     def DeepSeekLogits(self, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:  # noqa: N802
         return (F.linear(x.float(), weight.float()),)

@@ -17,6 +17,12 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu", 0 if ON_GPU else None)
 DTYPES = [torch.bfloat16, torch.float16] if ON_GPU else [torch.float32, torch.float16]
 """The interpreter computes bfloat16 wrongly, and no float32 row is declared for a GPU."""
 
+if INTERPRETING:
+    # It needs triton, which a test of its own asks for.
+    from quick_interpreter import quicken
+
+    quicken()
+
 needs_device = pytest.mark.skipif(
     not (INTERPRETING or ON_GPU), reason="needs a GPU; test_interpreter.py runs it without"
 )

@@ -8,7 +8,7 @@ typedef unsigned long long Address;
 typedef void (*LaunchCallback)(const char* image, const unsigned* grid, const unsigned* block, unsigned shared_bytes,
                                int chained, void** arguments);
 typedef void (*ProductCallback)(int transposed, int rows, int columns, int depth, int stride, const void* a, const void* b, float beta,
-                                void* c, int type, int out_type);
+                                void* c, int c_stride, int type, int out_type);
 
 struct Module { const char* image; };
 struct Attribute { int id; char pad[4]; union { char bytes[64]; int allowed; } value; };
@@ -112,7 +112,7 @@ int cublasGemmEx(void* handle, int of_a, int of_b, int m, int n, int k, const vo
                  const void* b, int b_type, int ldb, const void* beta, void* c, int c_type, int ldc, int compute, int algorithm) {
   (void)handle, (void)alpha, (void)compute, (void)algorithm;
   int code = result("cublasGemmEx");
-  if (of_b != 0 || a_type != b_type || lda != k || ldb < k || ldc != m) return 7;
-  if (code == 0 && product_callback) product_callback(of_a, n, m, k, ldb, b, a, *(const float*)beta, c, a_type, c_type);
+  if (of_b != 0 || a_type != b_type || lda != k || ldb < k || ldc < m) return 7;
+  if (code == 0 && product_callback) product_callback(of_a, n, m, k, ldb, b, a, *(const float*)beta, c, ldc, a_type, c_type);
   return code;
 }

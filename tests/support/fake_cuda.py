@@ -22,13 +22,20 @@ from deepseek_ops.cuda.cubins import Cubin
 from deepseek_ops.cuda.selection import Image
 from torch import Tensor
 
+UNPACKED_BYTES = 4096
+"""Of packed weights at a time."""
 SOURCE = Path(__file__).with_name("fake_cuda.c")
-FLAGS = ('-DPICCARD_PROVIDER="CPUExecutionProvider"', "-DPICCARD_EXPANDED_ENTRIES=32")
+FLAGS = (
+    '-DPICCARD_PROVIDER="CPUExecutionProvider"',
+    "-DPICCARD_EXPANDED_ENTRIES=32",
+    f"-DPICCARD_UNPACKED_BYTES={UNPACKED_BYTES}",
+)
 _CTYPES = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 _ELEMENTS = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "fp32": torch.float32,
+    "u8": torch.uint8,
     "i32": torch.int32,
     "i64": torch.int64,
 }
@@ -47,7 +54,7 @@ _MULTIPLIED = ctypes.CFUNCTYPE(
     *[ctypes.c_void_p] * 2,
     ctypes.c_float,
     ctypes.c_void_p,
-    *[ctypes.c_int] * 2,
+    *[ctypes.c_int] * 3,
 )
 _REAL_16, _REAL_32 = 2, 0
 
@@ -173,6 +180,7 @@ class FakeCuda:
         weight: int,
         beta: float,
         y: int,
+        y_stride: int,
         type: int,
         out: int,
     ) -> None:
@@ -182,7 +190,8 @@ class FakeCuda:
                 assert transposed == 1
                 dtype = torch.float16 if type == _REAL_16 else torch.bfloat16
                 out_dtype = torch.float32 if out == _REAL_32 else dtype
-                target = _tensor(y, out_dtype, rows, columns)
+                target = _tensor(y, out_dtype, (rows - 1) * y_stride + columns)
+                target = target.as_strided((rows, columns), (y_stride, 1))
                 given = _tensor(x, dtype, (rows - 1) * stride + depth).as_strided((rows, depth), (stride, 1))
                 made = given.float() @ _tensor(weight, dtype, columns, depth).float().t()
                 target.copy_(made + beta * target.float() if beta else made)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnx
 import torch
-from int4_weights import dequantized
+from deepseek_engine.kernels.int4_gemm import dequantized
 from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -26,8 +26,9 @@ def exported_tensors(folder: Path) -> dict[str, Tensor]:
 
 def dequantized_checkpoint(checkpoint: Path, exported: Path, out: Path, group_size: int) -> Path:
     """The checkpoint, float32, with what the export's packed weights stand for in the place of its own."""
-    shutil.copytree(checkpoint, out, ignore=shutil.ignore_patterns("*.safetensors"))
-    tensors = {name: tensor.float() for name, tensor in load_file(checkpoint / "model.safetensors").items()}
+    shutil.copytree(checkpoint, out, ignore=shutil.ignore_patterns("*.safetensors*"))
+    files = [load_file(path) for path in sorted(checkpoint.glob("*.safetensors"))]
+    tensors = {name: tensor.float() for file in files for name, tensor in file.items()}
     written = exported_tensors(exported)
     for name, q in written.items():
         if q.dtype == torch.uint8 and not name.endswith("_zeros"):
@@ -44,7 +45,16 @@ def _replace(tensors: dict[str, Tensor], name: str, q: Tensor, scales: Tensor, z
     parts = ("gate_proj", "up_proj") if kind == "gate_up" else ("down_proj",)
     experts = [f"{prefix}.{index}" for index in range(q.shape[0])] if q.dim() == 3 else [prefix]
     columns = tensors[f"{experts[0]}.{parts[0]}.weight"].shape[1]
-    whole = dequantized(q, scales, zeros, columns, group_size)
-    for expert, weight in zip(experts, whole.view(len(experts), -1, columns), strict=True):
+    whole = dequantized(q, scales, zeros, columns, group_size).view(len(experts), -1, columns)
+    # Experts for a GPU may have rows and columns of zeros behind their own.
+    rows = tensors[f"{experts[0]}.{parts[0]}.weight"].shape[0]
+    routed = [name for name in experts if f"{name}.{parts[0]}.weight" in tensors]
+    for expert, weight in zip(routed, whole, strict=False):
         for part, half in zip(parts, weight.chunk(len(parts)), strict=True):
-            tensors[f"{expert}.{part}.weight"] = half.contiguous()
+            tensors[f"{expert}.{part}.weight"] = half[:rows].contiguous()
+    if len(routed) < len(experts):
+        # For a GPU the shared experts stand behind the routed ones; they are stored as one, side by side.
+        axis = 1 if kind == "down" else 0
+        for part, halves in zip(parts, whole[len(routed) :].chunk(len(parts), dim=1), strict=True):
+            shared = f"{prefix.removesuffix('experts')}shared_experts.{part}.weight"
+            tensors[shared] = torch.cat(halves[:, :rows].unbind(0), dim=axis)

@@ -9,16 +9,16 @@ import torch
 from deepseek_engine.batch import Batch
 from deepseek_engine.kernels import moe_gate
 from deepseek_engine.kernels.attention_plan import attention_plan
+from deepseek_engine.kernels.int4_gemm import dequantized
 from deepseek_engine.kernels.linear import linear
 from deepseek_engine.kernels.mla_attention import mla_attention
 from deepseek_engine.kernels.moe_experts import grouped_experts
 from deepseek_engine.kernels.paged_attention import paged_attention
 from deepseek_engine.kernels.rms_norm import rms_norm
-from deepseek_engine.kernels.rope import interleaving, rotate_pairs_, rotations
+from deepseek_engine.kernels.rope import interleaving, rope_table, rotate_pairs_, rotations
 from deepseek_engine.kernels.swiglu import swiglu
 from deepseek_engine.models.config import RopeConfig
 from deepseek_engine.models.rope_frequencies import rope_frequencies
-from int4_weights import dequantized
 from torch import Tensor
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -99,17 +99,25 @@ def _rotary_embedding(draw: Draw) -> Case:
     inv_freq = rope_frequencies(yarn if draw.flip() else RopeConfig(), 2 * pairs)
     x = draw.normal(rows, heads * (kept + 2 * pairs))
     scale = draw.rng.choice((1.0, 1.2))
-    turned = x.float().view(rows, heads, -1).clone()
-    rotation = rotations(positions, inv_freq, scale)
     interleaved = draw.flip()
-    if interleaved:
-        turned[..., kept:] = rotate_pairs_(turned[..., kept:].contiguous(), rotation)
-    else:
-        order = interleaving(2 * pairs)
-        turned[..., kept + order] = rotate_pairs_(turned[..., kept + order].contiguous(), rotation)
+    rotation = rotations(positions, inv_freq, scale)
+    turned = _turned(x.float().view(rows, heads, -1), kept, rotation, interleaved=interleaved)
     attributes = {"num_heads": heads, "interleaved": int(interleaved), "scale": scale}
     inputs = {"x": x, "positions": positions, "inv_freq": inv_freq}
     return Case("DeepSeekRotaryEmbedding", draw.dtype, inputs, attributes, {"y": turned.flatten(1)})
+
+
+def _turned(x: Tensor, kept: int, rotation: Tensor, *, interleaved: bool) -> Tensor:
+    """float32 rows of heads [T, heads, width] with all columns but the first `kept` rotated, in their places."""
+    turned, width = x.clone(), x.shape[-1] - kept
+    order = kept + (torch.arange(width) if interleaved else interleaving(width))
+    turned[..., order] = rotate_pairs_(turned[..., order].contiguous(), rotation)
+    return turned
+
+
+def _normed(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Float32, of a weight of any type: rounded to x's type before it is multiplied by it."""
+    return rms_norm(x, torch.ones_like(x[0]), epsilon).float() * weight.float()
 
 
 def _swiglu(draw: Draw) -> Case:
@@ -127,9 +135,21 @@ def _product_inputs(draw: Draw, columns: int, outputs: int, dtype: torch.dtype) 
     return inputs
 
 
+def _add_norm(draw: Draw, inputs: dict[str, Tensor]) -> dict[str, float]:
+    """A norm of the rows, or none; returns its attribute."""
+    if draw.flip():
+        return {}
+    columns = inputs["x"].shape[1]
+    inputs["norm"] = draw.uniform(columns, dtype=draw.weights()) * columns**-0.5
+    return {"epsilon": 1e-5}
+
+
 def _product(inputs: Mapping[str, Tensor], weight: Tensor) -> Tensor:
     bias = inputs["bias"].float() if "bias" in inputs else None
-    y = linear(inputs["x"].float(), weight.float().t(), bias)
+    x = inputs["x"]
+    if "norm" in inputs:
+        x = _normed(x, inputs["norm"], 1e-5).to(x.dtype)
+    y = linear(x.float(), weight.float().t(), bias)
     return y + inputs["residual"].float() if "residual" in inputs else y
 
 
@@ -137,7 +157,8 @@ def _matmul(draw: Draw) -> Case:
     columns, outputs, dtype = draw.rng.choice((draw.size(1, 70), draw.size(1, 2300))), draw.size(1, 300), draw.weights()
     inputs = _product_inputs(draw, columns, outputs, dtype)
     inputs["weight"] = draw.normal(outputs, columns, dtype=dtype)
-    return Case("DeepSeekMatMul", draw.dtype, inputs, {}, {"y": _product(inputs, inputs["weight"])})
+    attributes = _add_norm(draw, inputs)
+    return Case("DeepSeekMatMul", draw.dtype, inputs, attributes, {"y": _product(inputs, inputs["weight"])})
 
 
 def _logits(draw: Draw) -> Case:
@@ -165,14 +186,17 @@ def _matmul_int4(draw: Draw) -> Case:
     group = draw.rng.choice((8, 24, 32, 64, 128))
     inputs = _product_inputs(draw, columns, outputs, dtype)
     weight = _packed_int4(draw, inputs, "weight", outputs, columns, group=group, dtype=dtype, scale=0.2)
-    return Case("DeepSeekMatMulInt4", draw.dtype, inputs, {"group_size": group}, {"y": _product(inputs, weight)})
+    attributes = {"group_size": group, **_add_norm(draw, inputs)}
+    return Case("DeepSeekMatMulInt4", draw.dtype, inputs, attributes, {"y": _product(inputs, weight)})
 
 
 def _matmul_fp8_block(draw: Draw) -> Case:
     columns, outputs, dtype = draw.size(1, 600), draw.size(1, 300), draw.weights()
     rows, width = draw.rng.choice((128, 7)), draw.rng.choice((128, 13))
     inputs = _product_inputs(draw, columns, outputs, dtype)
-    weight = draw.normal(outputs, columns, dtype=torch.float32, scale=100.0).to(torch.float8_e4m3fn)
+    # What is beyond the largest number becomes that in some releases of torch, and no number in others.
+    values = draw.normal(outputs, columns, dtype=torch.float32, scale=100.0).clamp(-448.0, 448.0)
+    weight = values.to(torch.float8_e4m3fn)
     inputs["weight"] = weight.view(torch.uint8) if draw.flip() else weight
     inputs["scale_inv"] = draw.uniform(-(-outputs // rows), -(-columns // width), dtype=torch.float32) * 0.01
     scale = inputs["scale_inv"].repeat_interleave(rows, 0)[:outputs].repeat_interleave(width, 1)[:, :columns]
@@ -258,11 +282,6 @@ def _mla_paged_attention(draw: Draw) -> Case:
         **step.inputs(),
     }
     scale = float(nope + rope) ** -0.5
-    latents = _written(cache, inputs["entries"], step.slots)
-    plan = attention_plan(step.batch(), torch.float32)
-    q = inputs["q"].float().view(step.rows, heads, nope + rope)
-    kv_b = inputs["kv_b"].float().view(heads, nope + value, rank)
-    y = mla_attention(q, latents.float(), kv_b, plan, scale, nope)
     attributes = {
         "num_heads": heads,
         "qk_nope_head_dim": nope,
@@ -270,8 +289,31 @@ def _mla_paged_attention(draw: Draw) -> Case:
         "v_head_dim": value,
         "scale": scale,
     }
+    q, entries = inputs["q"].float().view(step.rows, heads, nope + rope), inputs["entries"]
+    if draw.flip():
+        q, entries = _prepared(draw, inputs, attributes, q, rank, step.positions)
+    latents = _written(cache, entries, step.slots)
+    plan = attention_plan(step.batch(), torch.float32)
+    kv_b = inputs["kv_b"].float().view(heads, nope + value, rank)
+    y = mla_attention(q, latents.float(), kv_b, plan, scale, nope)
     expected = {"y": y, "cache_out": latents.view_as(cache)}
     return Case("DeepSeekMLAPagedAttention", draw.dtype, inputs, attributes, expected)
+
+
+def _prepared(
+    draw: Draw, inputs: dict[str, Tensor], attributes: dict[str, Any], q: Tensor, rank: int, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Adds what the operator normalises and rotates by; returns queries and entries as it then has them."""
+    kept, rope, interleaved = attributes["qk_nope_head_dim"], attributes["qk_rope_head_dim"], draw.flip()
+    inv_freq, epsilon = rope_frequencies(RopeConfig(), rope), 1e-5
+    inputs["positions"] = positions
+    inputs["rotations"] = rope_table(inv_freq, 1.1, int(positions.max()) + draw.size(1, 5))
+    inputs["latent_norm"] = draw.uniform(rank, dtype=draw.weights())
+    attributes |= {"latent_epsilon": epsilon, "interleaved": int(interleaved)}
+    entries, rotation = inputs["entries"], rotations(positions, inv_freq, 1.1)
+    normed = torch.cat((_normed(entries[:, :rank], inputs["latent_norm"], epsilon), entries[:, rank:].float()), dim=-1)
+    turned = _turned(normed.unsqueeze(1), rank, rotation, interleaved=interleaved).squeeze(1)
+    return _turned(q, kept, rotation, interleaved=interleaved), turned
 
 
 def _paged_attention(draw: Draw) -> Case:

@@ -55,6 +55,7 @@ def _own(name: str, error: Exception) -> str:
     if (
         f"com.deepseek.{name}, node 'the_node': " in text
         or "shape" in text
+        or "Invalid rank for output" in text
         or "imension" in text
         or "Type Error" in text
     ):

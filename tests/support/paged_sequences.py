@@ -29,7 +29,8 @@ class PagedSequences:
 
     def step(self, chunks: dict[int, list[int]]) -> dict[int, Tensor]:
         """Sequence to new tokens in, sequence to logits [new tokens, vocab] out."""
-        logits = self.model.logits(self.model.forward(self.batch(chunks), self.cache))
+        # A model may write its next logits to the same memory.
+        logits = self.model.logits(self.model.forward(self.batch(chunks), self.cache)).clone()
         for sequence, token_ids in chunks.items():
             self.filled[sequence] += len(token_ids)
         parts = logits.split([len(token_ids) for token_ids in chunks.values()])

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from piccard_contract.home import Service, version_owner
-from piccard_contract.operators import NOTHING, REFERENCE, OperatorsReport, OperatorUse, read_operators
+from piccard_contract.operators import NOTHING, ONNX_RUNTIME, REFERENCE, OperatorsReport, OperatorUse, read_operators
 
 from piccard.operation import sections_of
 
@@ -44,9 +44,12 @@ def operator_notes(report: OperatorsReport) -> Iterator[str]:
 
 def _whole(report: OperatorsReport) -> Iterator[str]:
     names = {use.operator for use in report.operators if use.implementation == REFERENCE}
-    kernels = {use.operator for use in report.operators if use.implementation not in (REFERENCE, NOTHING)}
-    if names or kernels:
-        parts = [f"{len(kernels)} by device kernels"] if kernels else []
+    exported = {use.operator for use in report.operators if use.implementation == ONNX_RUNTIME}
+    others = (REFERENCE, ONNX_RUNTIME, NOTHING)
+    kernels = {use.operator for use in report.operators if use.implementation not in others}
+    if names or exported or kernels:
+        parts = [f"{len(exported)} by ONNX Runtime"] if exported else []
+        parts += [f"{len(kernels)} by device kernels"] if kernels else []
         parts += [f"{len(names)} by torch references"] if names else []
         yield "operators: " + ", ".join(parts)
     if report.fused_operators:

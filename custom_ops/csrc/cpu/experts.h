@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "weight.h"
@@ -29,10 +30,11 @@ void run_experts(Call& call, const float* x, int64_t T, int64_t D, const Routing
 // One expert's rows.
 struct Load {
   Expert expert;
-  std::vector<int64_t> rows;    // Of x.
-  std::vector<float> weights;   // One a row.
-  std::vector<float> gathered;  // Its rows of x one after the other; empty where it has all of them.
-  std::vector<float> inner;     // [rows, inner]
+  int64_t count;
+  const int64_t* rows;   // Of x.
+  const float* weights;  // One a row.
+  float* gathered;       // Its rows of x one after the other; null where they lie so in x.
+  float* inner;          // [count, inner]
 };
 
 void run_loads(Call& call, const float* x, int64_t T, int64_t D, std::vector<Load>& loads, const float* residual,
@@ -40,27 +42,35 @@ void run_loads(Call& call, const float* x, int64_t T, int64_t D, std::vector<Loa
 
 void check_experts(const Routing& routing, int64_t T, int64_t count);
 
+// The choices of a routing in the order of the experts, and of each in that of the rows: weights that lie one after the
+// other are read so, and what is added to a row is in the same order whatever the other rows are.
+struct Choices {
+  std::vector<int64_t> starts;  // [experts + 1]
+  std::vector<int64_t> rows;
+  std::vector<float> weights;
+
+  Choices(const Routing& routing, int64_t T, int64_t experts);
+};
+
 template <typename Make>
 void run_experts(Call& call, const float* x, int64_t T, int64_t D, const Routing& routing, int64_t count,
                  const Make& make, std::unique_ptr<Expert> shared, const float* residual, float* y) {
   check_experts(routing, T, count);
+  const Choices choices(routing, T, count);
   std::vector<Load> loads;
-  std::vector<int64_t> place(static_cast<size_t>(count), -1);
-  for (int64_t i = 0; i < T * routing.K; ++i) {
-    if (routing.experts[i] < 0) continue;
-    int64_t& found = place[static_cast<size_t>(routing.experts[i])];
-    if (found < 0) {
-      found = static_cast<int64_t>(loads.size());
-      loads.push_back({make(routing.experts[i]), {}, {}, {}, {}});
-    }
-    Load& load = loads[static_cast<size_t>(found)];
-    load.rows.push_back(i / routing.K);
-    load.weights.push_back(routing.weights[i]);
+  for (int64_t e = 0; e < count; ++e) {
+    const size_t first = static_cast<size_t>(choices.starts[static_cast<size_t>(e)]);
+    const int64_t rows = choices.starts[static_cast<size_t>(e) + 1] - choices.starts[static_cast<size_t>(e)];
+    if (rows == 0) continue;
+    loads.push_back({make(e), rows, choices.rows.data() + first, choices.weights.data() + first, nullptr, nullptr});
   }
+  std::vector<int64_t> all;
+  std::vector<float> ones;
   if (shared) {
-    Load load{std::move(*shared), {}, std::vector<float>(static_cast<size_t>(T), 1.0f), {}, {}};
-    for (int64_t t = 0; t < T; ++t) load.rows.push_back(t);
-    loads.push_back(std::move(load));
+    all.resize(static_cast<size_t>(T));
+    std::iota(all.begin(), all.end(), int64_t{0});
+    ones.assign(static_cast<size_t>(T), 1.0f);
+    loads.push_back({std::move(*shared), T, all.data(), ones.data(), nullptr, nullptr});
   }
   run_loads(call, x, T, D, loads, residual, y);
 }

@@ -189,6 +189,32 @@ inline void totals(const Vec* v, float* out) {
 #endif
 }
 
+// The totals of M rows of W vectors to out, or added to it: four at once where there are four rows or columns.
+template <int M, int W>
+inline void put_sums(const Vec (*sums)[W], float* out, int64_t out_stride, bool add) {
+  float found[M][W];
+  if constexpr (W == 4) {
+    for (int m = 0; m < M; ++m) totals(sums[m], found[m]);
+  } else if constexpr (M == 4) {
+    for (int n = 0; n < W; ++n) {
+      const Vec column[4] = {sums[0][n], sums[1][n], sums[2][n], sums[3][n]};
+      float of_rows[4];
+      totals(column, of_rows);
+      for (int m = 0; m < 4; ++m) found[m][n] = of_rows[m];
+    }
+  } else {
+    for (int m = 0; m < M; ++m) {
+      for (int n = 0; n < W; ++n) found[m][n] = total(sums[m][n]);
+    }
+  }
+  for (int m = 0; m < M; ++m) {
+    for (int n = 0; n < W; ++n) {
+      float* place = out + m * out_stride + n;
+      *place = add ? *place + found[m][n] : found[m][n];
+    }
+  }
+}
+
 // M rows of x against W rows of w, kept in registers. With few of them the columns are split into U chains of sums, so
 // that one does not wait for the other.
 template <Format F, int M, int W, int U>
@@ -223,17 +249,8 @@ inline void dot_block(const float* x, int64_t x_stride, const typename Stored<F>
     for (int u = 1; u < U; ++u) {
       for (int n = 0; n < W; ++n) sums[0][m][n] += sums[u][m][n];
     }
-    float found[4];
-    if (W == 4) {
-      totals(sums[0][m], found);
-    } else {
-      for (int n = 0; n < W; ++n) found[n] = total(sums[0][m][n]);
-    }
-    for (int n = 0; n < W; ++n) {
-      float* place = out + m * out_stride + n;
-      *place = add ? *place + found[n] : found[n];
-    }
   }
+  put_sums<M, W>(sums[0], out, out_stride, add);
 }
 
 // Weight rows of a strip.
@@ -307,17 +324,8 @@ inline void dot_block_halves(const float* x, int64_t x_stride, const uint16_t* w
     for (int n = 0; n < W; ++n) {
       if (kChains == 2) sums[0][m][n] += sums[kChains - 1][m][n];
     }
-    float found[4];
-    if (W == 4) {
-      totals(sums[0][m], found);
-    } else {
-      for (int n = 0; n < W; ++n) found[n] = total(sums[0][m][n]);
-    }
-    for (int n = 0; n < W; ++n) {
-      float* place = out + m * out_stride + n;
-      *place = add ? *place + found[n] : found[n];
-    }
   }
+  put_sums<M, W>(sums[0], out, out_stride, add);
 }
 
 template <int M, int W>
@@ -441,18 +449,23 @@ inline void mix_tile(const float* p, int64_t p_stride, const typename Stored<F>:
   }
 }
 
+template <Format F, int M = kMixRows>
+inline void mix_tile_rows(const float* p, int64_t p_stride, int64_t count, const typename Stored<F>::Type* rows,
+                          int64_t stride, int64_t T, int64_t C, float* out, int64_t out_stride) {
+  if (count == M) return mix_tile<F, M>(p, p_stride, rows, stride, T, C, out, out_stride);
+  if constexpr (M > 1) mix_tile_rows<F, M - 1>(p, p_stride, count, rows, stride, T, C, out, out_stride);
+}
+
 template <Format F>
 void mix_format(const float* p, int64_t p_stride, int64_t M, Matrix rows, int64_t T, int64_t C, float* out,
                 int64_t out_stride) {
   const auto* data = static_cast<const typename Stored<F>::Type*>(rows.data);
-  int64_t m = 0;
-  for (; m + kMixRows <= M; m += kMixRows) {
-    mix_tile<F, kMixRows>(p + m * p_stride, p_stride, data, rows.stride, T, C, out + m * out_stride, out_stride);
+  // Tiles of like height: four rows are two of two, not one of three and one of one, whose few sums wait for each other.
+  const int64_t tiles = (M + kMixRows - 1) / kMixRows;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t m = M * tile / tiles, next = M * (tile + 1) / tiles;
+    mix_tile_rows<F>(p + m * p_stride, p_stride, next - m, data, rows.stride, T, C, out + m * out_stride, out_stride);
   }
-  for (; m + 2 <= M; m += 2) {
-    mix_tile<F, 2>(p + m * p_stride, p_stride, data, rows.stride, T, C, out + m * out_stride, out_stride);
-  }
-  if (m < M) mix_tile<F, 1>(p + m * p_stride, p_stride, data, rows.stride, T, C, out + m * out_stride, out_stride);
 }
 
 void mix_rows(const float* p, int64_t p_stride, int64_t M, Matrix rows, int64_t T, int64_t C, float* out,

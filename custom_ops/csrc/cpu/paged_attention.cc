@@ -32,7 +32,7 @@ void attend(const Layer& layer, const AttentionTask& task, const float* q, float
   layer.keys.runs(*task.sequence, length, [&](int64_t position, int64_t count, const Matrix& keys) {
     isa().dot_rows(query, d, lines, keys.at(0, task.head * d), count, d, scores + position, length, false);
   });
-  causal_softmax(task, scores, length, shared, length, layer.scale);
+  causal_softmax(task, scores, length, shared, length, layer.scale, [] {});
   std::memset(out, 0, static_cast<size_t>(lines * d) * sizeof(float));
   layer.values.runs(*task.sequence, length, [&](int64_t position, int64_t count, const Matrix& values) {
     isa().mix_rows(scores + position, length, lines, values.at(0, task.head * d), count, d, out, d);

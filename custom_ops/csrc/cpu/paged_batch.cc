@@ -68,15 +68,4 @@ std::vector<AttentionTask> attention_tasks(const std::vector<Sequence>& sequence
   return tasks;
 }
 
-void causal_softmax(const AttentionTask& task, float* scores, int64_t stride, int64_t heads, int64_t length, float scale) {
-  for (int64_t row = task.first; row < task.last; ++row) {
-    const int64_t visible = task.sequence->visible(row);
-    for (int64_t h = 0; h < heads; ++h) {
-      float* line = scores + ((row - task.first) * heads + h) * stride;
-      isa().softmax(line, visible, scale);
-      for (int64_t i = visible; i < length; ++i) line[i] = 0.0f;
-    }
-  }
-}
-
 }  // namespace piccard

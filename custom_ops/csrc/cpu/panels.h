@@ -1,9 +1,7 @@
 // A weight that never changes, copied into the panels of Isa once for all runs of a session.
 #pragma once
 
-#include <memory>
-#include <new>
-
+#include "huge_memory.h"
 #include "isa.h"
 
 namespace piccard {
@@ -18,14 +16,9 @@ class Panels {
   const void* matrix(int64_t index) const { return data_.get() + index * matrix_bytes_; }
 
  private:
-  static constexpr std::align_val_t kAlignment{64};
-  struct Delete {
-    void operator()(char* data) const { ::operator delete[](data, kAlignment); }
-  };
-
   Format format_;
   int64_t columns_, matrix_bytes_;
-  std::unique_ptr<char[], Delete> data_;
+  std::shared_ptr<char> data_;
 };
 
 }  // namespace piccard

@@ -1,25 +1,8 @@
-#include <cmath>
-
-#include "floats.h"
 #include "isa.h"
+#include "normed_rows.h"
 #include "operators.generated.h"
 
 namespace piccard::rms_norm {
-
-namespace {
-
-// Rounded to the output's type, as the reference rounds before it multiplies by the weight.
-void round_to(ElementType type, float* x, int64_t count) {
-  if (type == kFloat) return;
-  uint16_t half[256];
-  for (int64_t i = 0; i < count; i += 256) {
-    const int64_t n = min(count - i, int64_t{256});
-    isa().narrow(format_of(type), x + i, half, n);
-    isa().widen(format_of(type), half, x + i, n);
-  }
-}
-
-}  // namespace
 
 void compute(Call& call) {
   const int64_t T = call.value(name::T), D = call.value(name::D), N = call.value(name::N);
@@ -42,10 +25,7 @@ void compute(Call& call) {
     for (int64_t h = 0; h < heads; ++h) {
       const float* from = row + h * width;
       float* to = y.data() + t * D + h * width;
-      const float mean = isa().sum_of_squares(from, N) / static_cast<float>(N);
-      isa().scaled(from, 1.0f / std::sqrt(mean + call.real(real::epsilon)), to, N);
-      round_to(type, to, N);
-      isa().product(to, weight.data(), to, N);
+      normalise(from, weight.data(), N, call.real(real::epsilon), type, to);
       for (int64_t i = N; i < width; ++i) to[i] = from[i];
     }
   }

@@ -1,9 +1,10 @@
 #include <cmath>
 #include <vector>
 
-#include "floats.h"
 #include "error.h"
+#include "floats.h"
 #include "operators.generated.h"
+#include "pair_rotation.h"
 
 namespace piccard::rotary_embedding {
 
@@ -36,13 +37,7 @@ void compute(Call& call) {
       float* to = y.data() + t * D + h * width;
       const int64_t kept = width - 2 * F;
       for (int64_t i = 0; i < kept; ++i) to[i] = from[i];
-      for (int64_t i = 0; i < F; ++i) {
-        const int64_t first = kept + (interleaved ? 2 * i : i), second = kept + (interleaved ? 2 * i + 1 : i + F);
-        const float a = from[first], b = from[second];
-        const float cosine = cosines[static_cast<size_t>(i)], sine = sines[static_cast<size_t>(i)];
-        to[first] = a * cosine - b * sine;
-        to[second] = a * sine + b * cosine;
-      }
+      rotate_pairs(cosines.data(), sines.data(), F, interleaved, from + kept, to + kept);
     }
   }
   y.finish();

@@ -115,7 +115,7 @@ void product(const Gpu& gpu, const void* x, const void* weight, void* y, int64_t
   // Its matrices are column-major: y^T = weight x^T.
   check_blas(blas().cublasGemmEx(of_stream(gpu).handle, kTransposed, kAsIs, narrow(N), narrow(M), narrow(K), &alpha, weight,
                                  type, narrow(K), x, type, narrow(options.stride ? options.stride : K), &beta, y,
-                                 options.wide ? kReal32 : type, narrow(N),
+                                 options.wide ? kReal32 : type, narrow(options.out_stride ? options.out_stride : N),
                                  kComputeFloat32, kDefaultAlgorithm),
              "cublasGemmEx");
 }

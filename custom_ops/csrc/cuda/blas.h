@@ -9,6 +9,7 @@ struct ProductOptions {
   bool add = false;     // Add to y instead of writing it.
   bool wide = false;    // y is float32 and not of the activations' type.
   int64_t stride = 0;   // Elements from row to row of x; 0 for K.
+  int64_t out_stride = 0;  // The same of y; 0 for N.
 };
 
 // y[m, n] = sum_k x[m, k] weight[n, k], sums in float32. Throws Error.

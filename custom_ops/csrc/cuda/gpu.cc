@@ -138,6 +138,13 @@ void* Gpu::upload(const std::vector<int32_t>& numbers) {
   return to;
 }
 
+const void* Gpu::filled(unsigned short pattern) {
+  constexpr int64_t kBytes = 16;
+  void* const to = scratch(kBytes);
+  check(driver().cuMemsetD16Async(address(to), pattern, kBytes / sizeof pattern, stream_), "cuMemsetD16Async");
+  return to;
+}
+
 void Gpu::copy(void* to, const void* from, int64_t bytes) {
   check(driver().cuMemcpyDtoDAsync_v2(address(to), address(from), static_cast<size_t>(bytes), stream_), "cuMemcpyDtoDAsync");
 }

@@ -63,6 +63,8 @@ class Gpu {
   }
 
   void copy(void* to, const void* from, int64_t bytes);
+  // 16 bytes of scratch memory of one pattern.
+  const void* filled(unsigned short pattern);
   // Numbers of the host, which may be gone afterwards, in scratch memory. Not while a graph is captured. Throws Error.
   void* upload(const std::vector<int32_t>& numbers);
 

@@ -1,5 +1,6 @@
 #include "blas.h"
 #include "operators.generated.h"
+#include "split_sum.h"
 
 namespace piccard::matmul {
 
@@ -33,11 +34,8 @@ void compute(Call& call) {
   if (T == 1 && !(bias.present() && residual.present())) {
     return multiply_row(call, gpu, bias.present() ? bias.data : residual.data, y);
   }
-  if (residual.present()) gpu.copy(y, residual.data, T * N * gpu.kElementBytes);
-  // A bias is a product of depth 1 with a column of ones.
-  if (bias.present()) cuda::product(gpu, cuda::ones(gpu, T), bias.data, y, T, N, 1, {.add = residual.present()});
-  cuda::product(gpu, call.input(input::x).data, call.input(input::weight).data, y, T, N, K,
-                {.add = residual.present() || bias.present()});
+  const bool adds = cuda::begin_sum(gpu, T, N, {bias.data, residual.data}, y);
+  cuda::product(gpu, call.input(input::x).data, call.input(input::weight).data, y, T, N, K, {.add = adds});
 }
 
 }  // namespace piccard::matmul

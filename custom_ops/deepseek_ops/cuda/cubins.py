@@ -74,6 +74,8 @@ def _compile_to(image: Image, path: Path) -> None:
     from deepseek_engine.kernels.launcher import options, source
     from triton.backends.compiler import GPUTarget
 
+    # Lines of source are half of a binary, and nothing of what it does: they are no part of what it is made of.
+    triton.knobs.compilation.disable_line_info = True
     compiled = triton.compile(
         source(image.kernel, image.row, image.dtype, image.architecture),
         target=GPUTarget("cuda", image.architecture, WARP_SIZE),

@@ -1,16 +1,21 @@
 """The graph for a GPU: the launches of the engine's own decoder there, as operators."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx
 import torch
-from deepseek_engine.models.config import DeepseekConfig, LlamaConfig, ModelConfig
+import torch.nn.functional as F
+from deepseek_engine.models.config import DeepseekConfig, LlamaConfig
 from deepseek_engine.models.latent_attention import LATENT_NORM_EPS, softmax_scale
-from deepseek_engine.models.rope_frequencies import rope_frequencies, rotation_factor
 from torch import Tensor
 
-from deepseek_ops.exporter.model_writer import ModelWriter
+from deepseek_ops.exporter.model_writer import ModelWriter, rotations
 from deepseek_ops.exporter.weight_files import ELEMENT_TYPES
+from deepseek_ops.exporter.weight_format import PlainFormat
+
+BLOCK_COLUMNS = 32
+"""What the columns of packed experts are multiples of."""
 
 _INT32, _INT64 = onnx.TensorProto.INT32, onnx.TensorProto.INT64
 _INPUTS: tuple[tuple[str, int, tuple[str | int, ...]], ...] = (
@@ -32,7 +37,8 @@ _ATTENTION = ("block_tables", "query_starts", "context_lengths", "table_rows", "
 class DeviceWriter(ModelWriter):
     """Writes a model in two graphs, for operators on a GPU.
 
-    Activations, caches and weights are of the checkpoint's `dtype`; only the gates' weights and biases are float.
+    Activations, caches and weights are of the checkpoint's `dtype`, or packed as `format` says with scales of that
+    dtype; only the gates' weights and biases are float.
 
     The body. Inputs: those of `gpu.device_step.DeviceStep` (token_ids, sources, last_tokens, positions, slots,
     block_tables, table_rows, query_starts, context_lengths); host_batch int32 [R, 2] in the host's memory, rows and
@@ -113,13 +119,8 @@ class DeviceWriter(ModelWriter):
     def _attend(self, prefix: str, layer: int, x: str) -> str:
         config = self._deepseek
         heads, rank, rotary = config.num_attention_heads, config.kv_lora_rank, config.qk_rope_head_dim
-        width, bias = config.qk_nope_head_dim + rotary, config.attention_bias
-        if config.q_lora_rank:
-            q = self._linear(f"{prefix}.q_a_proj", x, config.q_lora_rank, config.hidden_size, bias=bias)
-            q = self._norm(f"{prefix}.q_a_layernorm", q, config.q_lora_rank, LATENT_NORM_EPS)
-            q = self._linear(f"{prefix}.q_b_proj", q, heads * width, config.q_lora_rank)
-        else:
-            q = self._linear(f"{prefix}.q_proj", x, heads * width, config.hidden_size)
+        bias = config.attention_bias
+        q = self._queries(prefix, x)
         entries = self._linear(f"{prefix}.kv_a_proj_with_mqa", x, rank + rotary, config.hidden_size, bias=bias)
         rows = heads * (config.qk_nope_head_dim + config.v_head_dim)
         cache = f"latent_{layer}"
@@ -148,6 +149,17 @@ class DeviceWriter(ModelWriter):
         )
         return self._linear(f"{prefix}.o_proj", f"{prefix}.y", config.hidden_size, heads * config.v_head_dim, bias=bias)
 
+    def _queries(self, prefix: str, x: str) -> str:
+        """The heads of latent attention's queries, not rotated."""
+        config = self._deepseek
+        width = config.num_attention_heads * (config.qk_nope_head_dim + config.qk_rope_head_dim)
+        if not config.q_lora_rank:
+            return self._linear(f"{prefix}.q_proj", x, width, config.hidden_size)
+        bias = config.attention_bias
+        q = self._linear(f"{prefix}.q_a_proj", x, config.q_lora_rank, config.hidden_size, bias=bias)
+        q = self._norm(f"{prefix}.q_a_layernorm", q, config.q_lora_rank, LATENT_NORM_EPS)
+        return self._linear(f"{prefix}.q_b_proj", q, width, config.q_lora_rank)
+
     def _attend_grouped(self, prefix: str, layer: int, x: str) -> str:
         config = self.config
         assert isinstance(config, LlamaConfig)
@@ -175,51 +187,44 @@ class DeviceWriter(ModelWriter):
         return self._linear(f"{prefix}.o_proj", f"{prefix}.y", config.hidden_size, inner, bias=config.attention_bias)
 
     def _mixture(self, prefix: str, x: str) -> str:
-        config, graph = self._deepseek, self.graph
-        count, grouped = config.n_routed_experts, config.topk_method != "greedy"
-        bias = None
-        if config.topk_method == "noaux_tc":
-            bias = self._weight(f"{prefix}.gate.e_score_correction_bias", count, dtype=torch.float32)
-        gate = self._weight(f"{prefix}.gate.weight", count, config.hidden_size, dtype=torch.float32)
-        weights, experts = graph.deepseek(
-            "DeepSeekMoEGate",
-            f"{prefix}.gate",
-            {"x": x, "weight": gate, "bias": bias, "slots": "slots"},
-            topk_method=config.topk_method,
-            num_experts_per_tok=config.num_experts_per_tok,
-            n_group=config.n_group if grouped else 1,
-            topk_group=config.topk_group if grouped else 1,
-            norm_topk_prob=int(config.norm_topk_prob),
-            routed_scaling_factor=config.routed_scaling_factor,
-            n_shared_experts=config.n_shared_experts or 0,
-        )
-        gate_up, down = self._expert_stacks(prefix)
-        inputs = {
-            "x": x,
-            "weights": weights,
-            "experts": experts,
-            "gate_up": self.files.add(f"{prefix}.experts.gate_up", gate_up),
-            "down": self.files.add(f"{prefix}.experts.down", down),
-        }
-        return graph.deepseek("DeepSeekMoE", f"{prefix}.experts", inputs)[0]
+        shared = self._deepseek.n_shared_experts or 0
+        chosen = self._gate(prefix, x, dtype=torch.float32, slots="slots", shared=shared)
+        return self._mixed(prefix, {"x": x, **chosen, **self._expert_weights(prefix)})
 
-    def _expert_stacks(self, prefix: str) -> tuple[Tensor, Tensor]:
-        """[E + shared, 2 * I, hidden] and [E + shared, hidden, I]; one expert at a time is read into them."""
+    def _expert_weights(self, prefix: str) -> dict[str, str]:
+        """The inputs of all experts, the shared ones behind the routed."""
+        config, format = self._deepseek, self.format
+        count = config.n_routed_experts + (config.n_shared_experts or 0)
+        gate_ups, downs = self._gate_ups(prefix), self._downs(prefix)
+        inputs = format.add_stack(self.files, "gate_up", f"{prefix}.experts.gate_up", gate_ups, count)
+        return inputs | format.add_stack(self.files, "down", f"{prefix}.experts.down", downs, count)
+
+    def _gate_ups(self, prefix: str) -> Iterator[Tensor]:
+        """[2 * I, hidden] of every expert; shared ones are stored as one, side by side."""
         config = self._deepseek
-        routed, shared = config.n_routed_experts, config.n_shared_experts or 0
-        hidden, inner = config.hidden_size, config.moe_intermediate_size
-        gate_up = torch.empty(routed + shared, 2, inner, hidden, dtype=self.checkpoint.dtype)
-        down = torch.empty(routed + shared, hidden, inner, dtype=self.checkpoint.dtype)
-        for expert in range(routed):
-            name = f"{prefix}.experts.{expert}"
-            gate_up[expert] = self._gate_up(name, inner).view(2, inner, hidden)
-            down[expert] = self._down(name, inner)
+        inner, shared = config.moe_intermediate_size, config.n_shared_experts or 0
+        for expert in range(config.n_routed_experts):
+            whole = self._gate_up(f"{prefix}.experts.{expert}", inner)
+            yield F.pad(whole.view(2, inner, -1), (0, 0, 0, self._padding)).flatten(0, 1)
         if shared:
-            name, wide = f"{prefix}.shared_experts", shared * inner
-            # Shared experts are stored as one, side by side.
-            gate_up[routed:] = self._gate_up(name, wide).view(2, shared, inner, hidden).transpose(0, 1)
-            down[routed:] = self._down(name, wide).view(hidden, shared, inner).transpose(0, 1)
-        return gate_up.flatten(1, 2), down
+            whole = self._gate_up(f"{prefix}.shared_experts", shared * inner).view(2, shared, inner, -1)
+            whole = F.pad(whole, (0, 0, 0, self._padding))
+            yield from (whole[:, index].flatten(0, 1) for index in range(shared))
+
+    def _downs(self, prefix: str) -> Iterator[Tensor]:
+        """[hidden, I] of every expert."""
+        config = self._deepseek
+        inner, shared = config.moe_intermediate_size, config.n_shared_experts or 0
+        for expert in range(config.n_routed_experts):
+            yield F.pad(self._down(f"{prefix}.experts.{expert}", inner), (0, self._padding))
+        if shared:
+            parts = self._down(f"{prefix}.shared_experts", shared * inner).split(inner, dim=1)
+            yield from (F.pad(part, (0, self._padding)) for part in parts)
+
+    @property
+    def _padding(self) -> int:
+        """Columns of zeros that an expert's inner ones are followed by, for kernels that take packed ones in blocks."""
+        return 0 if isinstance(self.format, PlainFormat) else -self._deepseek.moe_intermediate_size % BLOCK_COLUMNS
 
     def _add_norm(self, name: str, hidden: str, delta: str | None, output: str | None = None) -> tuple[str, str]:
         """The norm of hidden + delta, and that sum; before anything was computed there is nothing to add."""
@@ -234,14 +239,3 @@ class DeviceWriter(ModelWriter):
             epsilon=self.config.rms_norm_eps,
         )
         return y, added
-
-
-def rotations(config: ModelConfig) -> Tensor:
-    """float32 [positions, rotary width]: cosines, then sines, of all positions that the model knows."""
-    # It stands beside its kernel, whose module needs triton.
-    from deepseek_engine.kernels.rope_cache_triton import rope_table
-
-    assert isinstance(config, DeepseekConfig | LlamaConfig)
-    width = config.head_dim if isinstance(config, LlamaConfig) else config.qk_rope_head_dim
-    frequencies = rope_frequencies(config.rope, width)
-    return rope_table(frequencies, rotation_factor(config.rope), config.max_position_embeddings)

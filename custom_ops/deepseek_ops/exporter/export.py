@@ -7,11 +7,11 @@ from pathlib import Path
 import onnx
 import torch
 from deepseek_engine.models import load_config
-from deepseek_engine.models.config import LlamaConfig, ModelConfig
+from deepseek_engine.models.config import DeepseekConfig, LlamaConfig, ModelConfig
 from deepseek_engine.models.weights import DTYPES, Checkpoint
 from safetensors import safe_open
 
-from deepseek_ops.exporter.device_writer import DeviceWriter
+from deepseek_ops.exporter.device_writer import BLOCK_COLUMNS, DeviceWriter
 from deepseek_ops.exporter.model_writer import ModelWriter
 from deepseek_ops.exporter.weight_files import WeightFiles
 from deepseek_ops.exporter.weight_format import PlainFormat, WeightFormat
@@ -77,8 +77,11 @@ def export(
 
 
 def _check_device_form(config: ModelConfig, format: WeightFormat | None) -> None:
-    if format is not None:
-        raise ExportError("packed weights are for operators on a CPU; leave out --quantize, or export in float32")
+    if format is not None and isinstance(config, DeepseekConfig) and config.hidden_size % BLOCK_COLUMNS:
+        raise ExportError(
+            f"on a GPU packed experts have multiples of {BLOCK_COLUMNS} columns, not {config.hidden_size}; leave out"
+            " --quantize, or export it in float32 for a CPU"
+        )
     if isinstance(config, LlamaConfig) and config.head_dim not in HEAD_WIDTHS:
         raise ExportError(
             f"on a GPU the operators take heads of {HEAD_WIDTHS[0]} to {HEAD_WIDTHS[-1]} elements in steps of"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import onnx
 import torch
+from deepseek_engine.kernels.rope import rope_table
 from deepseek_engine.models.config import DeepseekConfig, LlamaConfig, ModelConfig
 from deepseek_engine.models.latent_attention import LATENT_NORM_EPS, softmax_scale
 from deepseek_engine.models.rope_frequencies import rope_frequencies, rotation_factor
@@ -48,8 +49,10 @@ class ModelWriter:
         self.files.begin("embedding")
         vocabulary = (config.vocab_size, config.hidden_size)
         table = self._weight("model.embed_tokens.weight", *vocabulary)
-        rotary = config.head_dim if isinstance(config, LlamaConfig) else self._deepseek.qk_rope_head_dim
-        self.files.add("inv_freq", rope_frequencies(config.rope, rotary))
+        if isinstance(config, LlamaConfig):
+            self.files.add("inv_freq", rope_frequencies(config.rope, config.head_dim))
+        else:
+            self.files.add("rotations", rotations(config))
         hidden = graph.standard("Gather", "embedding", table, "token_ids")
         hidden = graph.standard("Cast", "embedding.cast", hidden, to=_FLOAT)
         for layer in range(config.num_hidden_layers):
@@ -100,44 +103,59 @@ class ModelWriter:
                 self.graph.output(f"{plane}_{layer}_out", _FLOAT, "B", "S", width)
 
     def _layer(self, prefix: str, layer: int, hidden: str) -> str:
-        normed = self._norm(f"{prefix}.input_layernorm", hidden, self.config.hidden_size)
-        attend = self._grouped_attention if isinstance(self.config, LlamaConfig) else self._latent_attention
-        hidden = attend(f"{prefix}.self_attn", layer, normed, hidden)
-        normed = self._norm(f"{prefix}.post_attention_layernorm", hidden, self.config.hidden_size)
+        norm = f"{prefix}.input_layernorm"
+        if isinstance(self.config, LlamaConfig):
+            normed = self._norm(norm, hidden, self.config.hidden_size)
+            hidden = self._grouped_attention(f"{prefix}.self_attn", layer, normed, hidden)
+        else:
+            hidden = self._latent_attention(f"{prefix}.self_attn", layer, hidden, norm)
+        norm = f"{prefix}.post_attention_layernorm"
         if isinstance(self.config, DeepseekConfig) and self.config.is_moe(layer):
-            return self._experts(f"{prefix}.mlp", normed, hidden)
-        return self._feed_forward(f"{prefix}.mlp", normed, hidden)
+            return self._experts(f"{prefix}.mlp", self._norm(norm, hidden, self.config.hidden_size), hidden)
+        return self._feed_forward(f"{prefix}.mlp", hidden, hidden, self._norm_input(norm, self.config.hidden_size))
 
-    def _latent_attention(self, prefix: str, layer: int, x: str, residual: str) -> str:
+    def _latent_attention(self, prefix: str, layer: int, hidden: str, norm: str) -> str:
+        """Few operators, since a step of few rows takes as long to call the small ones as to compute them: products
+        normalise what they read, and attention what it caches."""
         config = self._deepseek
         heads, rank, rotary = config.num_attention_heads, config.kv_lora_rank, config.qk_rope_head_dim
         width, bias = config.qk_nope_head_dim + rotary, config.attention_bias
+        normed = self._norm_input(norm, config.hidden_size)
         if config.q_lora_rank:
-            q = self._linear(f"{prefix}.q_a_proj", x, config.q_lora_rank, config.hidden_size, bias=bias)
-            q = self._norm(f"{prefix}.q_a_layernorm", q, config.q_lora_rank, LATENT_NORM_EPS)
-            q = self._linear(f"{prefix}.q_b_proj", q, heads * width, config.q_lora_rank)
+            q = self._linear(
+                f"{prefix}.q_a_proj", hidden, config.q_lora_rank, config.hidden_size, bias=bias, norm=normed
+            )
+            q_norm = self._norm_input(f"{prefix}.q_a_layernorm", config.q_lora_rank, LATENT_NORM_EPS)
+            q = self._linear(f"{prefix}.q_b_proj", q, heads * width, config.q_lora_rank, norm=q_norm)
         else:
-            q = self._linear(f"{prefix}.q_proj", x, heads * width, config.hidden_size)
-        q = self._rotate(f"{prefix}.q_rotary", q, heads, interleaved=True)
-        entries = self._linear(f"{prefix}.kv_a_proj_with_mqa", x, rank + rotary, config.hidden_size, bias=bias)
-        entries = self._norm(f"{prefix}.kv_a_layernorm", entries, rank, LATENT_NORM_EPS)
-        entries = self._rotate(f"{prefix}.k_rotary", entries, 1, interleaved=True)
+            q = self._linear(f"{prefix}.q_proj", hidden, heads * width, config.hidden_size, norm=normed)
+        name = f"{prefix}.kv_a_proj_with_mqa"
+        entries = self._linear(name, hidden, rank + rotary, config.hidden_size, bias=bias, norm=normed)
         rows = heads * (config.qk_nope_head_dim + config.v_head_dim)
         kv_b = self._weight(f"{prefix}.kv_b_proj.weight", rows, rank)
         cache = f"latent_{layer}"
+        inputs = {
+            "q": q,
+            "entries": entries,
+            "cache": cache,
+            "kv_b": kv_b,
+            "latent_norm": self._weight(f"{prefix}.kv_a_layernorm.weight", rank),
+            **{each: each for each in (*_BATCH, "positions", "rotations")},
+        }
         self.graph.deepseek(
             "DeepSeekMLAPagedAttention",
             prefix,
-            {"q": q, "entries": entries, "cache": cache, "kv_b": kv_b, **{name: name for name in _BATCH}},
+            inputs,
             {"y": f"{prefix}.y", "cache_out": f"{cache}_out"},
             num_heads=heads,
             qk_nope_head_dim=config.qk_nope_head_dim,
             qk_rope_head_dim=rotary,
             v_head_dim=config.v_head_dim,
             scale=softmax_scale(config),
+            latent_epsilon=LATENT_NORM_EPS,
         )
         inner = heads * config.v_head_dim
-        return self._linear(f"{prefix}.o_proj", f"{prefix}.y", config.hidden_size, inner, bias=bias, residual=residual)
+        return self._linear(f"{prefix}.o_proj", f"{prefix}.y", config.hidden_size, inner, bias=bias, residual=hidden)
 
     def _grouped_attention(self, prefix: str, layer: int, x: str, residual: str) -> str:
         config = self.config
@@ -174,35 +192,46 @@ class ModelWriter:
             residual=residual,
         )
 
-    def _feed_forward(self, prefix: str, x: str, residual: str | None) -> str:
+    def _feed_forward(self, prefix: str, x: str, residual: str | None, norm: "_NormInput | None" = None) -> str:
         hidden, inner = self.config.hidden_size, self.config.intermediate_size
-        both = self._product(f"{prefix}.gate_up_proj", f"{prefix}.gate_up", self._gate_up(prefix, inner), {"x": x})
+        weight = self._gate_up(prefix, inner)
+        both = self._product(f"{prefix}.gate_up_proj", f"{prefix}.gate_up", weight, {"x": x}, norm)
         active = self.graph.deepseek("DeepSeekSwiGLU", f"{prefix}.swiglu", {"gate_up": both})[0]
         return self._linear(f"{prefix}.down_proj", active, hidden, inner, residual=residual)
 
     def _experts(self, prefix: str, x: str, residual: str) -> str:
-        config, graph = self._deepseek, self.graph
-        count = config.n_routed_experts
-        gate = self._weight(f"{prefix}.gate.weight", count, config.hidden_size)
+        return self._mixed(
+            prefix, {"x": x, **self._gate(prefix, x), "residual": residual, **self._expert_weights(prefix)}
+        )
+
+    def _gate(
+        self, prefix: str, x: str, *, dtype: torch.dtype | None = None, slots: str | None = None, shared: int = 0
+    ) -> dict[str, str]:
+        """A row's weights and experts, `shared` further ones among them; `dtype` is that of the gate's weight, else it
+        keeps its own."""
+        config = self._deepseek
+        count, grouped = config.n_routed_experts, config.topk_method != "greedy"
         bias = None
         if config.topk_method == "noaux_tc":
             bias = self._weight(f"{prefix}.gate.e_score_correction_bias", count, dtype=torch.float32)
-        grouped = config.topk_method != "greedy"
-        weights, experts = graph.deepseek(
+        gate = self._weight(f"{prefix}.gate.weight", count, config.hidden_size, dtype=dtype)
+        weights, experts = self.graph.deepseek(
             "DeepSeekMoEGate",
             f"{prefix}.gate",
-            {"x": x, "weight": gate, "bias": bias},
+            {"x": x, "weight": gate, "bias": bias, "slots": slots},
             topk_method=config.topk_method,
             num_experts_per_tok=config.num_experts_per_tok,
             n_group=config.n_group if grouped else 1,
             topk_group=config.topk_group if grouped else 1,
             norm_topk_prob=int(config.norm_topk_prob),
             routed_scaling_factor=config.routed_scaling_factor,
+            n_shared_experts=shared,
         )
-        inputs = {"x": x, "weights": weights, "experts": experts, "residual": residual}
-        inputs |= self._expert_weights(prefix)
+        return {"weights": weights, "experts": experts}
+
+    def _mixed(self, prefix: str, inputs: Mapping[str, str | None]) -> str:
         operator = self.format.operator("DeepSeekMoE")
-        return graph.deepseek(operator, f"{prefix}.experts", inputs, None, **self.format.attributes)[0]
+        return self.graph.deepseek(operator, f"{prefix}.experts", inputs, None, **self.format.attributes)[0]
 
     def _expert_weights(self, prefix: str) -> dict[str, str]:
         """The inputs of routed and shared experts."""
@@ -210,8 +239,8 @@ class ModelWriter:
         inner, shared = config.moe_intermediate_size, f"{prefix}.shared_experts"
         names = [f"{prefix}.experts.{expert}" for expert in range(config.n_routed_experts)]
         gate_ups, downs = (self._gate_up(name, inner) for name in names), (self._down(name, inner) for name in names)
-        inputs = format.add_stack(self.files, "gate_up", f"{prefix}.experts.gate_up", gate_ups)
-        inputs |= format.add_stack(self.files, "down", f"{prefix}.experts.down", downs)
+        inputs = format.add_stack(self.files, "gate_up", f"{prefix}.experts.gate_up", gate_ups, len(names))
+        inputs |= format.add_stack(self.files, "down", f"{prefix}.experts.down", downs, len(names))
         if config.n_shared_experts:
             wide = config.n_shared_experts * inner
             gate_up, down = self._gate_up(shared, wide), self._down(shared, wide)
@@ -230,16 +259,39 @@ class ModelWriter:
         return self.files.add(name, self.checkpoint.tensor(name, *shape, dtype=dtype))
 
     def _linear(
-        self, name: str, x: str, outputs: int, columns: int, *, bias: bool = False, residual: str | None = None
+        self,
+        name: str,
+        x: str,
+        outputs: int,
+        columns: int,
+        *,
+        bias: bool = False,
+        residual: str | None = None,
+        norm: "_NormInput | None" = None,
     ) -> str:
         weight = self.checkpoint.tensor(f"{name}.weight", outputs, columns)
         added = self._weight(f"{name}.bias", outputs) if bias else None
-        return self._product(name, f"{name}.weight", weight, {"x": x, "bias": added, "residual": residual})
+        return self._product(name, f"{name}.weight", weight, {"x": x, "bias": added, "residual": residual}, norm)
 
-    def _product(self, node: str, name: str, weight: Tensor, inputs: Mapping[str, str | None]) -> str:
+    def _product(
+        self,
+        node: str,
+        name: str,
+        weight: Tensor,
+        inputs: Mapping[str, str | None],
+        norm: "_NormInput | None" = None,
+    ) -> str:
         written = self.format.add(self.files, "weight", name, weight)
         operator = self.format.operator("DeepSeekMatMul")
-        return self.graph.deepseek(operator, node, {**inputs, **written}, None, **self.format.attributes)[0]
+        given, attributes = {**inputs, **written}, dict[str, int | float](self.format.attributes)
+        if norm is not None:
+            given["norm"], attributes["epsilon"] = norm.weight, norm.epsilon
+        return self.graph.deepseek(operator, node, given, None, **attributes)[0]
+
+    def _norm_input(self, name: str, width: int, epsilon: float | None = None) -> "_NormInput":
+        """Of a norm that a product does before it multiplies."""
+        weight = self._weight(f"{name}.weight", width)
+        return _NormInput(weight, self.config.rms_norm_eps if epsilon is None else epsilon)
 
     def _norm(
         self, name: str, x: str, width: int, epsilon: float | None = None, *, heads: int = 1, output: str | None = None
@@ -263,3 +315,19 @@ class ModelWriter:
             scale=rotation_factor(self.config.rope),
             max_position_embeddings=self.config.max_position_embeddings,
         )[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _NormInput:
+    """A norm's weight in the graph, and its epsilon."""
+
+    weight: str
+    epsilon: float
+
+
+def rotations(config: ModelConfig) -> Tensor:
+    """float32 [positions, rotary width]: cosines, then sines, of all positions that the model knows."""
+    assert isinstance(config, DeepseekConfig | LlamaConfig)
+    width = config.head_dim if isinstance(config, LlamaConfig) else config.qk_rope_head_dim
+    frequencies = rope_frequencies(config.rope, width)
+    return rope_table(frequencies, rotation_factor(config.rope), config.max_position_embeddings)

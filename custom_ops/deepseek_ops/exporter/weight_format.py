@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
 from deepseek_engine.models import CheckpointError
 from torch import Tensor
 
@@ -27,8 +26,10 @@ class WeightFormat(Protocol):
         Raises CheckpointError where the format does not hold the weight.
         """
 
-    def add_stack(self, files: WeightFiles, parameter: str, name: str, weights: Iterable[Tensor]) -> dict[str, str]:
-        """As `add`, for weights of one shape as [E, N, K]."""
+    def add_stack(
+        self, files: WeightFiles, parameter: str, name: str, weights: Iterable[Tensor], count: int
+    ) -> dict[str, str]:
+        """As `add`, for `count` weights of one shape as [E, N, K]; they come one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,16 @@ class PlainFormat:
     def add(self, files: WeightFiles, parameter: str, name: str, weight: Tensor) -> dict[str, str]:
         return {parameter: files.add(name, weight)}
 
-    def add_stack(self, files: WeightFiles, parameter: str, name: str, weights: Iterable[Tensor]) -> dict[str, str]:
-        return self.add(files, parameter, name, torch.stack(list(weights)))
+    def add_stack(
+        self, files: WeightFiles, parameter: str, name: str, weights: Iterable[Tensor], count: int
+    ) -> dict[str, str]:
+        whole = None
+        for index, weight in enumerate(weights):
+            if whole is None:
+                whole = weight.new_empty(count, *weight.shape)
+            whole[index] = weight
+        assert whole is not None
+        return self.add(files, parameter, name, whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,9 @@ class Int4Format:
     def add(self, files: WeightFiles, parameter: str, name: str, weight: Tensor) -> dict[str, str]:
         return _added(files, parameter, name, self._packed(name, weight))
 
-    def add_stack(self, files: WeightFiles, parameter: str, name: str, weights: Iterable[Tensor]) -> dict[str, str]:
+    def add_stack(
+        self, files: WeightFiles, parameter: str, name: str, weights: Iterable[Tensor], count: int
+    ) -> dict[str, str]:
         # One after the other: of a layer's experts only one is there as the checkpoint has it.
         return _added(files, parameter, name, PackedInt4.stacked([self._packed(name, weight) for weight in weights]))
 

@@ -46,6 +46,11 @@ def _on_cuda(name: str, type: str, shape: tuple[str, ...], doc: str, elsewhere: 
     return Input(name, type, shape, doc, optional=True, required=(CUDA,), refused=elsewhere)
 
 
+def _prepared(name: str, type: str, shape: tuple[str, ...], doc: str) -> Input:
+    """What CUDA needs, and a CPU may be given, to normalise and rotate by itself."""
+    return Input(name, type, shape, doc, optional=True, required=(CUDA,))
+
+
 _SCALE = Attribute("scale", "float", "what scores are multiplied by")
 
 _TABLE_ROWS = _on_cuda("table_rows", "int32", ("R",), "the row of block_tables that a sequence reads", _UNUSED)
@@ -64,9 +69,9 @@ MLA_PAGED_ATTENTION = Operator(
     doc="Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434). Writes the step's entries [latent | rotated key]"
     " to the cache and attends to it, causally, in the absorbed form for few rows and the expanded one for many. The"
     " softmax is float32. A sequence's rows are its last ones. Bind cache_out to the memory of cache: the cache is"
-    " written in place and never copied. On CUDA q and entries come as their products give them, neither normalised nor"
-    " rotated: that is part of the same launch as the cache's write. Sequences of up to 8 rows stand first; the first"
-    " longer one and all after it run the expanded form.",
+    " written in place and never copied. With positions, rotations and latent_norm (all or none of them; all on CUDA) q"
+    " and entries come as their products give them, neither normalised nor rotated. On CUDA sequences of up to 8 rows"
+    " stand first; the first longer one and all after it run the expanded form.",
     inputs=(
         Input("q", "T", ("T", "num_heads * (qk_nope_head_dim + qk_rope_head_dim)"), "heads of [nope | rotated rope]"),
         Input("entries", "T", ("T", "C + qk_rope_head_dim"), "what the cache gets: [normalised latent | rotated key]"),
@@ -74,16 +79,10 @@ MLA_PAGED_ATTENTION = Operator(
         Input("kv_b", "W", ("num_heads * (qk_nope_head_dim + v_head_dim)", "C"), "a head's nope rows, then its v rows"),
         *_BATCH,
         _TABLE_ROWS,
-        _POSITIONS,
+        _prepared("positions", "int64", ("T",), "of the rows in their sequences, from 0"),
         _SLOTS,
-        _on_cuda(
-            "rotations",
-            "float",
-            ("P", "qk_rope_head_dim"),
-            "cosines, then sines, of the angles of a position",
-            _BY_ITSELF,
-        ),
-        _on_cuda("latent_norm", "T", ("C",), "weight of the latent's norm", _BY_ITSELF),
+        _prepared("rotations", "float", ("P", "qk_rope_head_dim"), "cosines, then sines, of the angles of a position"),
+        _prepared("latent_norm", "V", ("C",), "weight of the latent's norm"),
         replace(_HOST_BATCH, optional=True, required=(CUDA,), refused=_UNUSED),
         _PLAN_INPUT,
     ),
@@ -101,12 +100,12 @@ MLA_PAGED_ATTENTION = Operator(
         attribute("latent_epsilon", "of the latent's norm", 1e-6),
         attribute("interleaved", "1 for rotary pairs (2i, 2i + 1), 0 for halves", 1, minimum=0),
     ),
-    types={"T": FLOATS, "U": _CACHE_TYPES, "W": FLOATS},
+    types={"T": FLOATS, "U": _CACHE_TYPES, "W": FLOATS, "V": FLOATS},
     refused_types={("U", "uint8"): _PACKED},
     requirements=(Requirement("R", "T"), Requirement("interleaved", "1")),
     tolerance=TOLERANCE,
     providers=PROVIDERS,
-    cuda={**ON_CUDA, "U": "T", **_BATCH_ON_CUDA},
+    cuda={**ON_CUDA, "U": "T", "V": "T", **_BATCH_ON_CUDA},
 )
 
 MLA_SCHEDULE = Operator(

@@ -49,7 +49,12 @@ ROTARY_EMBEDDING = Operator(
         _HEADS,
         attribute("interleaved", "1 for pairs (2i, 2i + 1), 0 for halves", 1, minimum=0),
         attribute("scale", "what cosine and sine are multiplied by", 1.0),
-        attribute("max_position_embeddings", "positions from here on are refused; 0 for no bound", 0, minimum=0),
+        attribute(
+            "max_position_embeddings",
+            "positions from here on are refused, on CUDA taken all the same; 0 for no bound",
+            0,
+            minimum=0,
+        ),
     ),
     types={"T": FLOATS},
     requirements=(
@@ -58,6 +63,8 @@ ROTARY_EMBEDDING = Operator(
         Requirement("interleaved", "1"),
     ),
     tolerance=TOLERANCE,
+    providers=PROVIDERS,
+    cuda=ON_CUDA,
 )
 
 SWIGLU = Operator(

@@ -66,7 +66,9 @@ _ROUTED = (
     Input("weights", "float", ("T", "K"), "of the gate"),
     Input("experts", "int32", ("T", "K"), "of the gate; one below 0 is none"),
 )
-_RESIDUAL = residual(("T", "D"))
+_MOE_RESIDUAL = replace(
+    residual(("T", "D")), refused={CUDA: "the DeepSeekRMSNorm that follows adds it in the same pass"}
+)
 _STACK = {CUDA: "put the shared experts behind the routed ones and have the gate choose them (n_shared_experts)"}
 _ROWS = (Output("y", "T", ("T", "D"), "rows"),)
 _REFERENCE = "deepseek_engine.kernels.moe_experts:moe_experts"
@@ -92,7 +94,7 @@ MOE = Operator(
             refused=_STACK,
         ),
         Input("shared_down", "W", ("D", "J"), "of the shared expert", optional=True, panels=True, refused=_STACK),
-        replace(_RESIDUAL, refused={CUDA: "the DeepSeekRMSNorm that follows adds it in the same pass"}),
+        _MOE_RESIDUAL,
     ),
     outputs=_ROWS,
     types={"T": FLOATS, "W": FLOATS},
@@ -107,14 +109,20 @@ MOE_INT4 = Operator(
     kernel="moe_int4",
     reference=_REFERENCE,
     doc="DeepSeekMoE with every expert packed as DeepSeekMatMulInt4 has its weight; P and Q are gate rows and up rows,"
-    " of a routed expert and of the shared one. An expert that is not chosen is not unpacked.",
+    " of a routed expert and of the shared one. An expert that is not chosen is not unpacked. On CUDA D"
+    " and P // 2 are multiples of 32, in groups of 32, 64 or 128.",
     inputs=(
         *_ROUTED,
         *packed_int4("gate_up", ("E", "P"), "D"),
         *packed_int4("down", ("E", "D"), "P // 2"),
-        *packed_int4("shared_gate_up", ("Q",), "D", optional=True),
-        *packed_int4("shared_down", ("D",), "Q // 2", optional=True),
-        _RESIDUAL,
+        *(
+            replace(each, refused=_STACK)
+            for each in (
+                *packed_int4("shared_gate_up", ("Q",), "D", optional=True),
+                *packed_int4("shared_down", ("D",), "Q // 2", optional=True),
+            )
+        ),
+        _MOE_RESIDUAL,
     ),
     outputs=_ROWS,
     attributes=(GROUP_SIZE,),
@@ -126,4 +134,6 @@ MOE_INT4 = Operator(
         WHOLE_BYTES,
     ),
     tolerance=TOLERANCE,
+    providers=PROVIDERS,
+    cuda=ON_CUDA,
 )

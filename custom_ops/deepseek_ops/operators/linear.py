@@ -11,9 +11,18 @@ from deepseek_ops.operators.common import (
     packed_int4,
     residual,
 )
-from deepseek_ops.registry import Input, Operator, Output
+from deepseek_ops.registry import CUDA, Input, Operator, Output
 
 _X = Input("x", "T", ("T", "K"), "rows")
+_NORM = Input(
+    "norm",
+    "V",
+    ("K",),
+    "weight of an RMS norm that the rows of x come through first, as DeepSeekRMSNorm has it",
+    optional=True,
+    refused={CUDA: "leave it out: normalise with DeepSeekRMSNorm before"},
+)
+_EPSILON = attribute("epsilon", "of norm", 1e-6)
 _OUTPUTS = (Output("y", "T", ("T", "N"), "the product"),)
 _REFERENCE = "deepseek_engine.kernels.linear:linear"
 
@@ -30,12 +39,14 @@ MATMUL = Operator(
         Input("weight", "W", ("N", "K"), "as stored: [out, in]", panels=True),
         Input("bias", "W", ("N",), "added to every row", optional=True),
         residual(("T", "N")),
+        _NORM,
     ),
     outputs=_OUTPUTS,
-    types={"T": FLOATS, "W": FLOATS},
+    attributes=(_EPSILON,),
+    types={"T": FLOATS, "W": FLOATS, "V": FLOATS},
     tolerance=TOLERANCE,
     providers=PROVIDERS,
-    cuda=ON_CUDA,
+    cuda={**ON_CUDA, "V": "T"},
 )
 
 LOGITS = Operator(
@@ -54,7 +65,7 @@ LOGITS = Operator(
 MATMUL_INT4 = Operator(
     name="DeepSeekMatMulInt4",
     kernel="matmul_int4",
-    reference=_REFERENCE,
+    reference="deepseek_engine.kernels.int4_gemm:int4_linear",
     doc="y = x w^T + bias + residual with w[n, k] = (q[n, k] - zero[n, g]) * scale[n, g], g = k // group_size. q is two"
     " values a byte, the even column in the low half.",
     inputs=(
@@ -62,18 +73,21 @@ MATMUL_INT4 = Operator(
         *packed_int4("weight", ("N",), "K"),
         Input("bias", "W", ("N",), "added to every row", optional=True),
         residual(("T", "N")),
+        _NORM,
     ),
     outputs=_OUTPUTS,
-    attributes=(GROUP_SIZE,),
-    types={"T": FLOATS, "W": FLOATS},
+    attributes=(GROUP_SIZE, _EPSILON),
+    types={"T": FLOATS, "W": FLOATS, "V": FLOATS},
     requirements=(WHOLE_BYTES,),
     tolerance=TOLERANCE,
+    providers=PROVIDERS,
+    cuda={**ON_CUDA, "V": "T"},
 )
 
 MATMUL_FP8_BLOCK = Operator(
     name="DeepSeekMatMulFp8Block",
     kernel="matmul_fp8_block",
-    reference=_REFERENCE,
+    reference="deepseek_engine.kernels.fp8_block_gemm:fp8_block_linear",
     doc="y = x w^T + bias + residual with w[n, k] = e4m3(weight[n, k]) * scale_inv[n // block_rows, k //"
     " block_columns], the form of DeepSeek-V3's checkpoints. Activations are not quantised.",
     inputs=(
@@ -90,4 +104,6 @@ MATMUL_FP8_BLOCK = Operator(
     ),
     types={"T": FLOATS, "W": FLOATS, "F8": ("float8e4m3fn", "uint8")},
     tolerance=TOLERANCE,
+    providers=PROVIDERS,
+    cuda=ON_CUDA,
 )

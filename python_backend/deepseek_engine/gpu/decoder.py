@@ -17,7 +17,7 @@ from deepseek_engine.gpu.latent_attention import latent_attention
 from deepseek_engine.gpu.mixture_of_experts import MixtureOfExperts
 from deepseek_engine.gpu.product import Product
 from deepseek_engine.kernels.rms_norm_triton import add_rms_norm, rms_norm
-from deepseek_engine.kernels.rope_cache_triton import rope_table
+from deepseek_engine.kernels.rope import rope_table
 from deepseek_engine.kernels.small_gemm_triton import Workspace
 from deepseek_engine.kernels.step_inputs_triton import embed
 from deepseek_engine.models import unread_tensors

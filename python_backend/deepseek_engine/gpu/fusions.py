@@ -4,6 +4,7 @@ As data, so that a version can tell it; the code that fuses is that of `gpu` and
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -28,7 +29,8 @@ LOGPROBS = "log-probabilities with the sampling"
 GRAPH = "the whole step in a CUDA graph"
 HEAD_WIDTHS = range(16, 129, 16)
 """Of grouped heads: what the rows of the kernels' tables are declared for."""
-FUSIONS = (NORM, INPUTS, CACHE, GATE, EXPERTS, DENSE, COMBINE, DOWN, SAMPLE, LOGPROBS, GRAPH)
+_OF_THE_MODEL = (NORM, INPUTS, CACHE, GATE, EXPERTS, DENSE, COMBINE, DOWN)
+FUSIONS = (*_OF_THE_MODEL, SAMPLE, LOGPROBS, GRAPH)
 
 _LIMITS = {
     INPUTS: "their weights are stored as one",
@@ -46,7 +48,7 @@ class Obstacle:
     reason: str
 
 
-ONNX = Obstacle("runner", "ONNX Runtime runs the export over the com.deepseek operators")
+APART = Obstacle("runner", "each is a node of its own in the export")
 _NEVER = {
     DOWN: Obstacle(
         "side effects",
@@ -119,24 +121,48 @@ def capability_of(device: torch.device) -> int | None:
     return 10 * major + minor
 
 
-def fusions(config: ModelConfig, obstacle: Obstacle | None, *, graphs: Obstacle | None = None) -> list[Fusion]:
+def fusions(
+    config: ModelConfig,
+    obstacle: Obstacle | None,
+    *,
+    graphs: Obstacle | None = None,
+    exported: Mapping[str, int] | None = None,
+) -> list[Fusion]:
     """Every fusion for a model.
 
     Args:
-        obstacle: what keeps the model off the device kernels.
+        obstacle: what keeps the model off the device kernels; of an export, what is not in it.
         graphs: what keeps its steps off CUDA graphs.
+        exported: of an export, the operators that share a node with others, each as often as it does.
     """
     inside = step_operators(config)
     found = []
     for name in FUSIONS:
-        count = sum(inside.values()) if name == GRAPH else sum(n for (_, of), n in inside.items() if of == name)
+        if name == GRAPH:
+            own = Counter({operator: count for (operator, _), count in inside.items()})
+        else:
+            own = Counter({operator: count for (operator, of), count in inside.items() if of == name})
+        if exported is not None and name in _OF_THE_MODEL and own:
+            found.append(_exported(name, own, exported))
+            continue
         # Weights are stored side by side wherever the engine's own models run.
-        general = None if name == INPUTS and obstacle is not ONNX else obstacle
-        hindrance = general or _NEVER.get(name) or (graphs if name == GRAPH else None)
-        if hindrance is None and not count:
+        hindrance = None if name == INPUTS else obstacle
+        hindrance = hindrance or _NEVER.get(name) or (graphs if name == GRAPH else None)
+        if hindrance is None and not own:
             hindrance = Obstacle("model", "the model has no such operators")
-        found.append(Fusion(name, count, hindrance, "" if hindrance else _LIMITS.get(name, "")))
+        found.append(Fusion(name, own.total(), hindrance, "" if hindrance else _LIMITS.get(name, "")))
     return found
+
+
+def _exported(name: str, own: Counter[str], exported: Mapping[str, int]) -> Fusion:
+    """One of an export, whose nodes tell."""
+    shared = Counter({operator: min(count, exported.get(operator, 0)) for operator, count in own.items()}).total()
+    if not shared:
+        return Fusion(name, own.total(), _NEVER.get(name, APART))
+    if shared == own.total():
+        # There SiLU·up is a launch for any number of rows.
+        return Fusion(name, shared, None, "" if name == DENSE else _LIMITS.get(name, ""))
+    return Fusion(name, shared, None, f"{own.total() - shared} more are nodes of their own in the export")
 
 
 def fused_operators(found: list[Fusion]) -> int:

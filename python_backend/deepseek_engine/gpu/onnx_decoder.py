@@ -12,6 +12,7 @@ from deepseek_engine.gpu.device_step import DeviceStep
 from deepseek_engine.memory_budget import file_bytes
 from deepseek_engine.models import ModelConfig
 from deepseek_engine.runners.onnx_graph import HEAD_FILE, MODEL_FILE, OUT, ExportError, check_cache_stays, check_device
+from deepseek_engine.runners.onnx_operators import ExportedOperators, exported_operators
 from deepseek_engine.runners.onnx_session import Binding, cache_spec_of, check_config, open_session, session_options
 
 PROVIDER = "CUDAExecutionProvider"
@@ -29,6 +30,7 @@ class OnnxDecoder:
     Args:
         body, head: sessions of the export's two graphs, which run on `stream`.
         config: of the checkpoint that was exported.
+        exported: what the sessions' operators are.
         device: where they run.
         stream: None where launches are in order anyway, on a CPU.
         outside: bytes on the device that torch's allocator does not know of, the sessions' among them.
@@ -48,11 +50,13 @@ class OnnxDecoder:
         head: onnxruntime.InferenceSession,
         config: ModelConfig,
         *,
+        exported: ExportedOperators,
         device: torch.device,
         stream: torch.cuda.Stream | None = None,
         outside: Callable[[], int] = lambda: 0,
     ) -> None:
         self.config = config
+        self.exported = exported
         self.device = device
         self.outside_bytes = outside
         self._stream = stream
@@ -145,6 +149,7 @@ def load_onnx_decoder(
         body,
         head,
         config,
+        exported=exported_operators(folder),
         device=device,
         stream=stream,
         outside=lambda: max(_outside_torch(device) - before, least),

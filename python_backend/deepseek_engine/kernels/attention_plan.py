@@ -1,5 +1,6 @@
 """How the rows of a batch are attended to, worked out once a step and used by every layer."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from deepseek_engine.batch import Batch
+from deepseek_engine.departures import Interrupt
 
 SPLIT_TOKENS = 1024
 """Padding, in cache tokens, that costs a layer more than the operator calls of one more group (about 50 us)."""
@@ -48,6 +50,15 @@ class Chunk:
     slots: Tensor
     """int64 [context length]."""
     pieces: list[Piece]
+    interrupt: Interrupt | None = None
+    """The batch's."""
+
+    def each_piece(self) -> Iterator[Piece]:
+        """The pieces. Raises StepGivenUpError before one where the step is wanted no longer."""
+        for piece in self.pieces:
+            if self.interrupt is not None:
+                self.interrupt.check()
+            yield piece
 
 
 @dataclass(slots=True)
@@ -121,7 +132,7 @@ def _chunk(batch: Batch, row: int, dtype: torch.dtype) -> Chunk:
         _piece(slice(start, min(start + PIECE, count)), context, dtype, slots.device)
         for start in range(0, count, PIECE)
     ]
-    return Chunk(tokens=tokens, slots=slots, pieces=pieces)
+    return Chunk(tokens=tokens, slots=slots, pieces=pieces, interrupt=batch.interrupt)
 
 
 def _piece(queries: slice, context: int, dtype: torch.dtype, device: torch.device) -> Piece:

@@ -29,7 +29,7 @@ def chunk_attention(queries: Tensor, keys: Tensor, values: Tensor, chunk: Chunk,
             scale=scale,
             enable_gqa=grouped,
         )
-        for piece in chunk.pieces
+        for piece in chunk.each_piece()
     ]
     out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return out[0, ..., :value_width].transpose(0, 1).flatten(1)

@@ -11,7 +11,7 @@ position p and slot s, for every query head h and key head k:
 
 norm is the identity, or Qwen3's RMSNorm of each head (arXiv:2505.09388, section 2), rounded to the dtype before and
 after its weight. rotate turns pairs (x[2i], x[2i + 1]) or, half-split, (x[i], x[i + d / 2]) by the angle
-p * inv_freq[i], in float32, from `rope_cache_triton.rope_table` (RoFormer, arXiv:2104.09864). A slot below 0 marks a
+p * inv_freq[i], in float32, from `rope.rope_table` (RoFormer, arXiv:2104.09864). A slot below 0 marks a
 padded row, whose key and value are written nowhere.
 
 Memory-bound: 2 H d elements of queries, 4 K d of keys and values and d float32 of the table a token.

@@ -54,7 +54,7 @@ def _absorbed(q: Tensor, entries: Tensor, kv_b: Tensor, chunk: Chunk, scale: flo
     rank = kv_b.shape[2]
     query = _absorb(q, kv_b, nope)
     mixed = query.new_empty(*query.shape[:2], rank)
-    for piece in chunk.pieces:
+    for piece in chunk.each_piece():
         keys = entries[: piece.length]
         scores = (query[piece.queries] @ keys.t()).mul_(scale).add_(piece.mask.unsqueeze(1))
         probabilities = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)

@@ -5,6 +5,8 @@ from types import MappingProxyType
 from typing import Any
 
 from deepseek_engine.kernels import (
+    fp8_block_gemm,
+    int4_gemm,
     linear,
     mla_attention,
     moe_experts,
@@ -17,6 +19,8 @@ from deepseek_engine.kernels import (
 
 REFERENCES: Mapping[str, tuple[Callable[..., Any], ...]] = MappingProxyType(
     {
+        "fp8_block_gemm": (fp8_block_gemm.fp8_block_linear,),
+        "int4_gemm": (int4_gemm.int4_linear,),
         "linear": (linear.linear, linear.add_linear),
         "mla_attention": (mla_attention.mla_attention, mla_attention.mla_decode),
         "moe_experts": (moe_experts.moe_experts,),

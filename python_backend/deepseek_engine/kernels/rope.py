@@ -15,6 +15,15 @@ def rotations(positions: Tensor, inv_freq: Tensor, factor: float) -> Tensor:
     return torch.polar(scalar(factor, angles.device).expand_as(angles), angles).unsqueeze(1)
 
 
+def rope_table(inv_freq: Tensor, factor: float, positions: int) -> Tensor:
+    """float32 [positions, 2 * (d / 2)]: factor * cosines, then factor * sines, of position * inv_freq.
+
+    inv_freq float32 [d / 2]. The angles are products in float32, as in `rotations`.
+    """
+    angles = torch.arange(positions, dtype=torch.float32, device=inv_freq.device).unsqueeze(-1) * inv_freq
+    return torch.cat((angles.cos() * factor, angles.sin() * factor), dim=-1)
+
+
 def rotate_pairs_(x: Tensor, rotation: Tensor) -> Tensor:
     """Turn each pair (x[2i], x[2i + 1]), read as a complex number, by rotation[i], in place.
 

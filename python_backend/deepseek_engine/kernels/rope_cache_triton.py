@@ -15,7 +15,6 @@ arXiv:2309.00071). A slot below 0 marks a padded row, whose latent is written no
 Memory-bound: 2 H R elements of queries, 2 (rank + R) of the latent and R float32 of the table a token.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -184,15 +183,6 @@ ROPE_CACHE = Table(
 )
 TABLES = (ROPE_CACHE,)
 PLANS = (LaunchPlan("rope_cache", (Step("rope_cache", ("tokens", "1 + ceil_div(heads, BLOCK_HEADS)")),)),)
-
-
-def rope_table(inv_freq: Tensor, factor: float, positions: int) -> Tensor:
-    """float32 [positions, 2 * (d / 2)]: factor * cosines, then factor * sines, of position * inv_freq.
-
-    inv_freq float32 [d / 2]. The angles are products in float32, as in `rope.rotations`.
-    """
-    angles = torch.arange(positions, dtype=torch.float32, device=inv_freq.device).unsqueeze(-1) * inv_freq
-    return torch.cat((angles.cos() * factor, angles.sin() * factor), dim=-1)
 
 
 def rope_cache(

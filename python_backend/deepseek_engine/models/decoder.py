@@ -76,7 +76,11 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
-        """Run the batch's tokens, writing their cache entries; returns [T, hidden] after the final norm."""
+        """Run the batch's tokens, writing their cache entries; returns [T, hidden] after the final norm.
+
+        Raises:
+            StepGivenUpError: the batch's interrupt was set; a part of the entries is written.
+        """
         eps = self.config.rms_norm_eps
         plan = attention_plan(batch, self._dtype)
         rotation = rope.rotations(batch.positions, self._inv_freq, self._rotation_factor)
@@ -86,8 +90,10 @@ class Decoder:
             layer_cache = {name: plane[index] for name, plane in planes.items()}
             normed = rms_norm(hidden, layer.input_norm, eps)
             hidden = layer.attention.forward(normed, hidden, rotation, plan, layer_cache)
+            batch.check()
             hidden = layer.mlp.forward(rms_norm(hidden, layer.post_attention_norm, eps), hidden)
             self.on_layer()
+            batch.check()
         return rms_norm(hidden, self.norm, eps)
 
     @torch.inference_mode()

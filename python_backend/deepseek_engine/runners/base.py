@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+from deepseek_engine.departures import Interrupt
 from deepseek_engine.step_plan import StepPlan, StepResult
 
 
@@ -28,7 +29,7 @@ class ModelRunner(Protocol):
     cache_format: str
     steps_in_flight: int
 
-    def execute(self, plan: StepPlan) -> Any:
+    def execute(self, plan: StepPlan, interrupt: Interrupt | None = None) -> Any:
         """Start a step; returns a handle for `collect`. Sequences in plan.finished are dropped first.
 
         Steps run in the order of their start, each on the cache as the one before has left it. A step under way may
@@ -36,6 +37,11 @@ class ModelRunner(Protocol):
         others. A row that goes on after one that failed may bring anything, but must not fail the step.
 
         Whatever it raises fails all rows of the plan; the runner can go on with another plan then.
+
+        Args:
+            interrupt: once set, the step is wanted no longer. A runner that computes here looks at it now and then,
+                and raises StepGivenUpError: the rows may come again in another plan, with the same tokens. One whose
+                steps are under way elsewhere need not look.
         """
         ...
 

@@ -10,6 +10,7 @@ import torch
 from piccard_contract.sampling import SamplingParams
 from torch import Tensor
 
+from deepseek_engine.departures import Interrupt
 from deepseek_engine.gpu.buckets import bucket_of, decode_buckets, token_buckets
 from deepseek_engine.gpu.device_model import DeviceModel
 from deepseek_engine.gpu.prefill_groups import EXPANDED_TOKENS
@@ -192,8 +193,9 @@ class CudaRunner:
             yield ("decode", size), partial(self._run_decode, size)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> CudaHandle:
-        """Start a step."""
+    def execute(self, plan: StepPlan, interrupt: Interrupt | None = None) -> CudaHandle:
+        """Start a step; it is on the device before anybody could interrupt it."""
+        del interrupt
         self._update(plan)
         rows = plan.rows
         if not rows:

@@ -22,7 +22,7 @@ def check_cache_stays(path: Path) -> None:
     Raises:
         ExportError: it does not, or there is no such graph; names the node.
     """
-    graph = _read(path)
+    graph = read_graph(path)
     names = {each.name for each in graph.input}
     caches = {each.name.removesuffix(OUT) for each in graph.output if each.name.endswith(OUT)} & names
     for node in graph.node:
@@ -40,7 +40,7 @@ def check_device(path: Path, *, on_gpu: bool) -> None:
     Raises:
         ExportError: it was written for the other.
     """
-    graph = _read(path)
+    graph = read_graph(path)
     outputs = {each.name for each in graph.output}
     kinds = {each.type.tensor_type.elem_type for each in graph.input if f"{each.name}{OUT}" in outputs}
     for_gpu = onnx.TensorProto.FLOAT not in kinds
@@ -50,7 +50,8 @@ def check_device(path: Path, *, on_gpu: bool) -> None:
         raise ExportError(f"{path} was exported for a CPU; publish with --device cpu, or export in bfloat16")
 
 
-def _read(path: Path) -> onnx.GraphProto:
+def read_graph(path: Path) -> onnx.GraphProto:
+    """The graph without its weights. Raises ExportError where there is none."""
     try:
         return onnx.load(str(path), load_external_data=False).graph
     except Exception as error:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from deepseek_engine.batch import Batch
+from deepseek_engine.departures import Interrupt
 from deepseek_engine.runners.prompt_logprobs import prompt_logprobs, to_host
 from deepseek_engine.runners.reference_watch import ReferenceWatch
 from deepseek_engine.sampler import Sample, Sampler
@@ -60,13 +61,14 @@ class TorchRunner:
         self._last_tokens: Tensor | None = None
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> TorchHandle:
+    def execute(self, plan: StepPlan, interrupt: Interrupt | None = None) -> TorchHandle:
         """Start a step."""
         self._update(plan)
         rows = plan.rows
         if not rows:
             return TorchHandle(0, [], None, {})
         batch = self._batch(rows)
+        batch.interrupt = interrupt
         hidden = self._references.forward(self._model.forward, batch, self._cache)
         logits_of = self._model.logits
         known_logprobs = {
@@ -114,18 +116,18 @@ class TorchRunner:
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
+        width = max(len(row.block_table) for row in rows)
+        tables = []
         for row in rows:
-            stop = row.start + len(row.token_ids)
-            query_starts.append(query_starts[-1] + len(row.token_ids))
+            start, stop = row.start, row.start + len(row.token_ids)
+            query_starts.append(query_starts[-1] + stop - start)
             context_lengths.append(stop)
             token_ids += row.token_ids
-            positions += range(row.start, stop)
-            self._add_slots(slots, row.block_table, row.start, stop)
-        tables = np.zeros((len(rows), max(len(row.block_table) for row in rows)), dtype=np.int64)
-        for index, row in enumerate(rows):
-            tables[index, : len(row.block_table)] = row.block_table
-        # One transfer for the three.
-        numbers = torch.tensor((token_ids, positions, slots), dtype=torch.int64, device=self._device)
+            positions += range(start, stop)
+            self._add_slots(slots, row.block_table, start, stop)
+            tables.append(row.block_table + [0] * (width - len(row.block_table)))
+        # One transfer for the three, by numpy, which reads lists sooner than torch does.
+        numbers = torch.from_numpy(np.array((token_ids, positions, slots), dtype=np.int64)).to(self._device)
         self._fill_last_sampled(numbers[0], rows, query_starts)
         return Batch(
             token_ids=numbers[0],
@@ -133,13 +135,16 @@ class TorchRunner:
             slots=numbers[2],
             query_starts=query_starts,
             context_lengths=context_lengths,
-            block_tables=torch.from_numpy(tables).to(self._device),
+            block_tables=torch.from_numpy(np.array(tables, dtype=np.int64)).to(self._device),
             block_size=self.block_size,
         )
 
     def _add_slots(self, slots: list[int], block_table: list[int], start: int, stop: int) -> None:
         """Append the cache slots of positions start .. stop - 1, a block at a time."""
         size = self.block_size
+        if stop - start == 1:
+            slots.append(block_table[start // size] * size + start % size)
+            return
         for place in range(start // size, (stop - 1) // size + 1):
             first = block_table[place] * size
             slots += range(first + max(start - place * size, 0), first + min(stop - place * size, size))
@@ -156,7 +161,7 @@ class TorchRunner:
 
     def _sample(self, rows: list[StepRow], sampled: list[int], hidden: Tensor, query_starts: list[int]) -> Sample:
         last = hidden
-        if len(sampled) != len(hidden):
+        if len(sampled) != hidden.shape[0]:
             last = hidden[[query_starts[index + 1] - 1 for index in sampled]]
         masks = {place: mask for place, index in enumerate(sampled) if (mask := rows[index].token_mask) is not None}
         sequence_ids = [rows[index].sequence_id for index in sampled]

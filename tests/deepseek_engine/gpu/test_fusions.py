@@ -1,10 +1,12 @@
 """Which fusions a model has on a device, and what is in the way."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 from deepseek_engine.gpu.fusions import (
+    APART,
     CACHE,
     COMBINE,
     DOWN,
@@ -16,14 +18,19 @@ from deepseek_engine.gpu.fusions import (
     LOGPROBS,
     NORM,
     NOT_IN_USE,
-    ONNX,
+    SAMPLE,
     Obstacle,
     fused_operators,
     fusions,
     kernel_obstacle,
     step_operators,
 )
+from deepseek_engine.models import load_config
 from deepseek_engine.models.config import DeepseekConfig, LlamaConfig, RopeConfig
+from deepseek_engine.runners.onnx_operators import exported_operators
+
+pytest.importorskip("triton")
+from device_graph import write_device_graphs
 
 COMMON = {
     "vocab_size": 102400,
@@ -120,10 +127,53 @@ def test_what_is_in_the_way_is_told_of_every_fusion_but_that_of_the_weights(conf
     assert fused_operators(found) == inputs.operators > 0
 
 
-def test_an_export_fuses_as_it_was_written():
-    found = fusions(V2_LITE, ONNX)
-    assert {fusion.obstacle for fusion in found} == {ONNX}
-    assert fused_operators(found) == 0
+def test_an_export_fuses_what_its_nodes_share():
+    found = {
+        fusion.name: fusion
+        for fusion in fusions(V2_LITE, None, exported={"SiLU": 26, "gate product": 1, "up product": 1, "top-k": 99})
+    }
+    assert (found[EXPERTS].operators, found[EXPERTS].obstacle) == (26, None)
+    assert "78 more are nodes of their own" in found[EXPERTS].limits
+    assert (found[INPUTS].operators, found[INPUTS].obstacle) == (2, None)
+    # Never more than the model has.
+    assert found[GATE].operators == 26
+    assert found[NORM].obstacle == found[CACHE].obstacle == APART
+    assert found[DOWN].obstacle is not None
+    assert found[DOWN].obstacle.cause == "side effects"
+    assert found[GRAPH].obstacle is None
+    assert fused_operators(list(found.values())) == 26 + 2 + 26 + found[SAMPLE].operators
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+@pytest.mark.parametrize("family", ["v2", "v2_lite", "v3", "llama", "qwen3"])
+def test_exports_fuse_as_the_engine_does(checkpoint_folder, export_folder, tmp_path, family, on_gpu):
+    """Two ways to count one thing: the graph that was written, and the config."""
+    folder = checkpoint_folder(family)
+    config = load_config(folder)
+    apart = {INPUTS}
+    if not on_gpu:
+        # On a CPU grouped heads come rotated to their attention, and a product adds the residual.
+        apart |= {NORM, CACHE} if isinstance(config, LlamaConfig) else {NORM}
+    exported = exported_operators(
+        write_device_graphs(folder, config, tmp_path / "out") if on_gpu else export_folder(family)
+    )
+    assert exported.provider == ("CUDAExecutionProvider" if on_gpu else "CPUExecutionProvider")
+    named = {operator for operator, _ in step_operators(config)}
+    assert exported.fused.keys() <= named
+    own = {fusion.name: fusion for fusion in fusions(config, None)}
+    # On a CPU residuals are added by products, and grouped heads are turned before attention.
+    apart = set() if on_gpu else {NORM} | ({CACHE} if isinstance(config, LlamaConfig) else set())
+    for fusion in fusions(config, None, exported=exported.fused):
+        if fusion.name == INPUTS:
+            pairs = sum(operator in ("gate product", "up product") for operator in Counter(exported.fused).elements())
+            assert fusion.operators == (pairs or own[INPUTS].operators)
+            assert (fusion.obstacle is None) == (pairs > 0)
+        elif fusion.name == DOWN and not on_gpu and own[DOWN].operators:
+            assert (fusion.operators, fusion.obstacle) == (own[DOWN].operators, None)
+        elif fusion.name in apart:
+            assert fusion.obstacle == APART
+        else:
+            assert (fusion.operators, fusion.obstacle) == (own[fusion.name].operators, own[fusion.name].obstacle)
 
 
 @pytest.mark.parametrize(("norm", "operators"), [(False, 3), (True, 5)])

@@ -19,7 +19,9 @@ from deepseek_engine.request import EngineRequest
 from deepseek_engine.runners.cuda import CudaRunner
 from deepseek_engine.settings import EngineSettings
 from deepseek_engine.text.tokenizer import Tokenizer
+from deepseek_ops.exporter.weight_format import Int4Format
 from device_kernels import DEVICE
+from int4_checkpoints import dequantized_checkpoint
 from piccard_contract.sampling import SamplingParams
 from random_checkpoints import random_token_ids
 from toy_tokenizer import toy_tokenizer
@@ -40,6 +42,8 @@ LONG_STEPS = replace(SETTINGS, max_num_batched_tokens=2048)
 TOKENS = 48
 NEAR = 0.1
 """Of log-probabilities in bfloat16: what two ways to round the same sums may differ by."""
+NEAR_PACKED = 0.2
+"""The same where one side rounds every weight besides: products of one or two rows take packed ones in float32."""
 
 
 @pytest.fixture(scope="module")
@@ -72,16 +76,18 @@ def continuations(
     return found
 
 
-def agree(got: list[list[tuple[int, float, float]]], expected: list[list[tuple[int, float, float]]]) -> None:
+def agree(
+    got: list[list[tuple[int, float, float]]], expected: list[list[tuple[int, float, float]]], near: float = NEAR
+) -> None:
     """Texts are the same up to a near tie, after which they are different ones."""
     agreed = 0
     for ours, theirs in zip(got, expected, strict=True):
         assert len(ours) == len(theirs) == TOKENS
         for (token, best, _), (other, value, second) in zip(ours, theirs, strict=True):
             if token != other:
-                assert value - second < NEAR
+                assert value - second < near
                 break
-            assert abs(best - value) < NEAR
+            assert abs(best - value) < near
             agreed += 1
     assert agreed >= 0.6 * TOKENS * len(got)
 
@@ -126,6 +132,17 @@ def test_grouped_heads_too(
     torchs = load_gpu_model(folder, exported.config, dtype=torch.bfloat16, device=str(DEVICE))
     got, expected = (told_of_prompts(model, settings) for model in (exported, torchs))
     assert (got - expected).abs().mean() < NEAR / 2
+
+
+def test_packed_weights_say_what_they_stand_for(tmp_path: Path) -> None:
+    """Four bits on one side, the values that they are on the other."""
+    packed, config = Int4Format(), load_config(DEMO)
+    exported = exported_decoder(DEMO, config.num_hidden_layers, tmp_path / "export", format=packed)
+    folder = dequantized_checkpoint(DEMO, tmp_path / "export", tmp_path / "unpacked", packed.group_size)
+    torchs = load_gpu_model(folder, config, dtype=torch.bfloat16, device=str(DEVICE))
+    for prompts, settings, capture in ((PROMPTS, SETTINGS, True), (LONG_PROMPTS, LONG_STEPS, False)):
+        got, expected = (continuations(model, prompts, settings, capture=capture) for model in (exported, torchs))
+        agree(got, expected, NEAR_PACKED)
 
 
 def test_the_memory_profile_counts_what_is_not_torchs(models: tuple[DeviceModel, DeviceModel]) -> None:

@@ -6,7 +6,7 @@ pytest.importorskip("triton")
 from deepseek_engine.kernels import grouped_rope_triton as kernels
 from deepseek_engine.kernels import rope
 from deepseek_engine.kernels.rms_norm import rms_norm
-from deepseek_engine.kernels.rope_cache_triton import rope_table
+from deepseek_engine.kernels.rope import rope_table
 from torch import Tensor
 
 pytestmark = needs_device

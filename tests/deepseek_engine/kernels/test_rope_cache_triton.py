@@ -21,7 +21,7 @@ def make(shape: tuple[int, int, int, int], dtype: torch.dtype) -> dict[str, Tens
         "latent": random(tokens, rank + rotary, dtype=dtype, seed=1),
         "weight": random(rank, dtype=dtype, seed=2),
         "inv_freq": inv_freq,
-        "table": kernels.rope_table(inv_freq, 0.75, 4096),
+        "table": rope.rope_table(inv_freq, 0.75, 4096),
         "positions": torch.arange(tokens, device=DEVICE) * 777,
         "slots": (torch.arange(tokens, device=DEVICE) * 5 + 3) % 64,
         "plane": torch.full((64, rank + rotary), 7.0, dtype=dtype, device=DEVICE),

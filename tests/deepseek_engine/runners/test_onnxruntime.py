@@ -1,12 +1,14 @@
 """The runner on ONNX Runtime: what an engine says with it, and what it refuses to run."""
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 import pytest
 import torch
+from deepseek_engine.departures import Interrupt, StepGivenUpError
 from deepseek_engine.engine import Engine
 from deepseek_engine.models import Model, load_config, load_model
 from deepseek_engine.request import EngineOutput, EngineRequest
@@ -14,8 +16,10 @@ from deepseek_engine.runners.onnx_graph import MODEL_FILE, ExportError, check_ca
 from deepseek_engine.runners.onnxruntime import OnnxModel
 from deepseek_engine.runners.torch import TorchRunner
 from deepseek_engine.settings import EngineSettings
+from deepseek_engine.step_plan import NewSequence, StepPlan, StepRow
 from onnx import helper
 from paged_sequences import PagedSequences
+from patience import wait_until
 from piccard_contract.sampling import SamplingParams
 from random_checkpoints import random_token_ids
 from toy_tokenizer import toy_tokenizer
@@ -87,7 +91,55 @@ def test_every_operator_of_a_step_is_a_sign_of_life(exported: Callable[[str], On
     model = exported("v3")
     before = model.computed()
     PagedSequences(model, [10]).step({0: [1, 2, 3]})
-    assert model.computed() - before >= 10 * model.config.num_hidden_layers
+    assert model.computed() - before >= 8 * model.config.num_hidden_layers
+
+
+def prompt_step(model: OnnxModel, interrupt: Interrupt | None, length: int = 500) -> list[list[int]]:
+    """What a prompt samples, in one step of a runner of its own."""
+    runner = TorchRunner(model, EngineSettings(num_blocks=64))
+    ids = random_token_ids(length, 7)
+    row = StepRow(0, ids, 0, list(range(-(-length // 16))), sample=True)
+    new = NewSequence(0, SamplingParams(temperature=0.0), ids, [], 0, (), 1)
+    return runner.collect(runner.execute(StepPlan([row], new=[new]), interrupt)).token_ids
+
+
+def test_a_step_that_nobody_waits_for_ends_between_two_nodes(exported: Callable[[str], OnnxModel]) -> None:
+    model = exported("v3")
+    expected = prompt_step(model, Interrupt())
+    whole = model.computed()
+    prompt_step(model, None)
+    whole = model.computed() - whole
+
+    early = Interrupt()
+    early.set()
+    before = model.computed()
+    with pytest.raises(StepGivenUpError):
+        prompt_step(model, early)
+    assert model.computed() == before
+
+    def given_up() -> bool:
+        """Whether another thread, once the first operators are done, was in time to end the step."""
+        before, interrupt, over = model.computed(), Interrupt(), threading.Event()
+
+        def interfere() -> None:
+            while not over.is_set() and model.computed() == before:
+                pass
+            interrupt.set()
+
+        thread = threading.Thread(target=interfere)
+        thread.start()
+        try:
+            prompt_step(model, interrupt)
+        except StepGivenUpError:
+            return before < model.computed() < before + whole
+        finally:
+            over.set()
+            thread.join()
+        return False
+
+    wait_until(given_up)
+    # The session is as good as new.
+    assert prompt_step(model, Interrupt()) == expected
 
 
 def test_an_export_of_another_checkpoint_is_refused(

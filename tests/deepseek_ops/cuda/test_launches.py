@@ -16,29 +16,36 @@ from cuda_cases import (
     Numbers,
     attention_case,
     experts_case,
+    experts_int4_case,
+    fp8_case,
     gate_case,
     grouped_case,
+    int4_case,
     norm_case,
     product_case,
 )
 from deepseek_engine.kernels import launcher
+from deepseek_engine.kernels.fp8_block_gemm_triton import fp8_block_gemm
 from deepseek_engine.kernels.grouped_decode_triton import grouped_decode, grouped_decode_plan
 from deepseek_engine.kernels.grouped_prefill_triton import grouped_prefill
 from deepseek_engine.kernels.grouped_rope_triton import grouped_rope_cache
 from deepseek_engine.kernels.head_gemm_triton import head_gemm
+from deepseek_engine.kernels.int4_gemm_triton import int4_gemm
 from deepseek_engine.kernels.mla_decode_triton import MAX_QUERIES, decode_plan, mla_decode
 from deepseek_engine.kernels.mla_prefill_triton import mla_prefill
 from deepseek_engine.kernels.moe_gate_triton import moe_gate
+from deepseek_engine.kernels.moe_int4_triton import PackedExperts, moe_experts_int4
 from deepseek_engine.kernels.moe_triton import moe_experts
 from deepseek_engine.kernels.paged_gather_triton import gather_entries
 from deepseek_engine.kernels.rms_norm_triton import add_rms_norm, rms_norm
 from deepseek_engine.kernels.rope_cache_triton import rope_cache
+from deepseek_engine.kernels.rotary_triton import rotary
 from deepseek_engine.kernels.small_gemm_triton import Workspace, small_gemm
 from deepseek_engine.kernels.step_inputs_triton import embed
 from deepseek_engine.kernels.swiglu_triton import swiglu
 from deepseek_engine.kernels.variants import Kernel, Variant
 from deepseek_ops.registry import CPU, CUDA
-from fake_cuda import FakeCuda
+from fake_cuda import UNPACKED_BYTES, FakeCuda
 from one_node import OneNode
 from torch import Tensor
 
@@ -46,11 +53,19 @@ Python = tuple[str, str, tuple[int, int, int], dict[str, int | float]]
 WIDE: tuple[Maker, ...] = (
     norm_case(7, 2048, residual=True, sums=True),
     product_case(1, 2048, 576),
+    int4_case(7, 128, 9000),
+    int4_case(40, 128, 3000),
+    int4_case(40, 64, 9000),
+    int4_case(1, 64, 17000),
+    fp8_case(7, 128, 9000),
+    fp8_case(40, 128, 3000),
+    fp8_case(40, 64, 9000),
     gate_case("v2_lite", 1, 256),
     gate_case("v3", 70, 256),
     experts_case(1, 256, 128, 66, 8),
     experts_case(9, 256, 128, 66, 8),
     experts_case(300, 64, 32, 8, 2),
+    experts_int4_case(300, 64, 32, 8, 2),
     attention_case(V2_LITE, [(1, 100), (1, 3)], padded=2),
     attention_case(V2_LITE, [(4, 70)], page=32),
     attention_case(V3, [(1, 65)]),
@@ -72,6 +87,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Python]:
     monkeypatch.setattr(launcher, "launch", launch)
     monkeypatch.setattr(launcher, "capability", lambda device: 90)
     monkeypatch.setattr(launcher, "multiprocessors", lambda device: 3)
+    monkeypatch.setattr("deepseek_engine.kernels.unpacked_product.UNPACKED_BYTES", UNPACKED_BYTES)
     return found
 
 
@@ -99,7 +115,7 @@ def test_launches_are_those_of_the_python_launcher(
         assert (launch.kernel.name, launch.row.name, launch.grid) == (kernel, row, blocks)
         assert launch.dtype == (name if launch.kernel.is_typed else "bf16")
         assert launch.threads == 32 * launch.row.num_warps
-        assert launch.chained == launch.kernel.chained or launch.kernel.name.startswith("row_gemv")
+        assert launch.chained == launch.kernel.chained or "gemv" in launch.kernel.name
         for argument, value in numbers.items():
             if argument not in _STRIDES_OF_THEIR_OWN.get(kernel, ()):
                 assert launch.arguments[argument] == pytest.approx(value, rel=1e-6), (kernel, argument)
@@ -122,6 +138,17 @@ def _norm(case: CudaCase) -> None:
         add_rms_norm(x, case.inputs["residual"].clone(), weight, case.attributes["epsilon"])
     else:
         rms_norm(x.view(-1, x.shape[1] // heads), weight, case.attributes["epsilon"])
+
+
+def _rotary(case: CudaCase) -> None:
+    given = case.attributes
+    rotary(
+        case.inputs["x"].unflatten(1, (given["num_heads"], -1)),
+        case.inputs["positions"],
+        case.inputs["inv_freq"],
+        scale=given["scale"],
+        interleaved=bool(given["interleaved"]),
+    )
 
 
 def _product(case: CudaCase) -> None:
@@ -148,6 +175,14 @@ def _gate(case: CudaCase) -> None:
         shared=given["n_shared_experts"],
         slots=case.inputs.get("slots"),
     )
+
+
+def _packed_experts(case: CudaCase) -> None:
+    stacks = (
+        PackedExperts(case.inputs[name], case.inputs[f"{name}_scales"], case.inputs.get(f"{name}_zeros"))
+        for name in ("gate_up", "down")
+    )
+    moe_experts_int4(*(case.inputs[name] for name in ("x", "weights", "experts")), *stacks, **case.attributes)
 
 
 def _attention(case: CudaCase) -> None:
@@ -277,13 +312,19 @@ EXPANDED_AT_ONCE = 32
 
 _PYTHON: Mapping[str, Any] = {
     "DeepSeekRMSNorm": _norm,
+    "DeepSeekRotaryEmbedding": _rotary,
     "DeepSeekSwiGLU": lambda case: swiglu(case.inputs["gate_up"]),
     "DeepSeekMatMul": _product,
     "DeepSeekLogits": _product,
+    "DeepSeekMatMulInt4": lambda case: int4_gemm(**case.inputs, **case.attributes),
+    "DeepSeekMatMulFp8Block": lambda case: fp8_block_gemm(
+        **case.inputs, block=(case.attributes["block_rows"], case.attributes["block_columns"])
+    ),
     "DeepSeekMoEGate": _gate,
     "DeepSeekMoE": lambda case: moe_experts(
         *(case.inputs[name] for name in ("x", "weights", "experts", "gate_up", "down"))
     ),
+    "DeepSeekMoEInt4": _packed_experts,
     "DeepSeekMLAPagedAttention": _attention,
     "DeepSeekPagedAttention": _grouped,
     "DeepSeekEmbedding": lambda case: embed(

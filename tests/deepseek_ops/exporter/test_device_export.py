@@ -1,5 +1,7 @@
 """Exports for a GPU: their graphs, run with the operators' references, against the engine's models."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +17,13 @@ from deepseek_engine.runners.onnx_graph import HEAD_FILE, MODEL_FILE, check_cach
 from deepseek_ops.exporter.export import ExportError, export
 from deepseek_ops.exporter.weight_format import Int4Format
 from device_graph import device_decoder, write_device_graphs
+from int4_checkpoints import dequantized_checkpoint, exported_tensors
 from paged_sequences import PagedSequences
 from random_checkpoints import random_token_ids
 from torch import Tensor
 
 FAMILIES = ("v2", "v2_lite", "v3", "llama", "llama_bias", "qwen2", "qwen3")
+DEMO = Path(__file__).parents[3] / "assets" / "demo"
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -150,6 +154,64 @@ def test_graphs_hold_what_runs_on_a_gpu(device_export: Callable[[str, torch.dtyp
 def test_what_has_no_operators_on_a_gpu_is_refused(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="take heads of 16 to 128 elements in steps of 16, not of 24; export it in"):
         export(checkpoint_folder("qwen3"), tmp_path / "out", precision=torch.bfloat16)
-    with pytest.raises(ExportError, match="packed weights are for operators on a CPU"):
-        export(checkpoint_folder("v3"), tmp_path / "out", precision=torch.bfloat16, format=Int4Format())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("family", ["v2", "v2_lite", "v3", "llama_bias", "qwen2"])
+def test_int4_logits_are_the_engines_over_the_same_weights(
+    checkpoint_folder: Callable[[str], Path], tmp_path: Path, family: str
+) -> None:
+    folder, packed = checkpoint_folder(family), Int4Format()
+    made = write_device_graphs(folder, load_config(folder), tmp_path / "out", format=packed)
+    unpacked = dequantized_checkpoint(folder, made, tmp_path / "unpacked", packed.group_size)
+    sizes = [60, 40, 50]
+    for got, expected in zip(
+        steps(DeviceSequences(decoder(made, folder), sizes)),  # type: ignore[arg-type]
+        steps(PagedSequences(load_model(unpacked, dtype=torch.float32), sizes)),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected, atol=2e-4, rtol=2e-4)
+
+
+def test_packed_experts_of_odd_widths_are_padded(tmp_path: Path) -> None:
+    """The demo's are 48 wide: its logits are those of the weights that the packed ones stand for all the same."""
+    packed, config = Int4Format(), load_config(DEMO)
+    made = write_device_graphs(DEMO, config, tmp_path / "out", format=packed)
+    stacks = exported_tensors(made)
+    assert stacks["model.layers.1.mlp.experts.down"].shape[-1] == 64 // 2
+    unpacked = load_model(
+        dequantized_checkpoint(DEMO, made, tmp_path / "unpacked", packed.group_size), dtype=torch.float32
+    )
+    sizes = [60, 40, 50]
+    for got, expected in zip(
+        steps(DeviceSequences(decoder(made, DEMO), sizes)),  # type: ignore[arg-type]
+        steps(PagedSequences(unpacked, sizes)),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected, atol=2e-4, rtol=2e-4)
+
+
+def test_int4_packs_products_and_experts_and_nothing_else(
+    checkpoint_folder: Callable[[str], Path], device_export: Callable[[str, torch.dtype], Path], tmp_path: Path
+) -> None:
+    made = export(checkpoint_folder("v3"), tmp_path / "out", precision=torch.bfloat16, format=Int4Format())
+    packed, plain = exported_tensors(made), exported_tensors(device_export("v3", torch.bfloat16))
+    kept = {"embed_tokens.weight", "lm_head.weight", "kv_b_proj.weight", "gate.weight", "rotations", "correction_bias"}
+    for name, tensor in plain.items():
+        if tensor.dim() == 1 or any(name.endswith(each) for each in kept):
+            assert torch.equal(packed[name], tensor), name
+        else:
+            assert packed[name].dtype == torch.uint8, name
+            assert packed[f"{name}_scales"].dtype == torch.bfloat16
+    operators = {node.op_type for node in onnx.load(made / MODEL_FILE, load_external_data=False).graph.node}
+    assert {"DeepSeekMatMulInt4", "DeepSeekMoEInt4"} < operators
+    assert not operators & {"DeepSeekMatMul", "DeepSeekMoE"}
+
+
+def test_packed_experts_of_odd_widths_are_refused(tmp_path: Path, checkpoint_folder: Callable[[str], Path]) -> None:
+    folder = tmp_path / "odd"
+    shutil.copytree(checkpoint_folder("v3"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": 80}))
+    with pytest.raises(ExportError, match="packed experts have multiples of 32 columns, not 80; leave out --quantize"):
+        export(folder, tmp_path / "out", precision=torch.bfloat16, format=Int4Format())

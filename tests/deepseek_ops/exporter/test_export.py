@@ -79,7 +79,7 @@ def test_weights_keep_their_type(library: Path, checkpoint_folder: Callable[[str
     graphs = [onnx.load(made / name, load_external_data=False).graph for name in (MODEL_FILE, HEAD_FILE)]
     kinds = {tensor.name: tensor.data_type for graph in graphs for tensor in graph.initializer}
     single = {name for name, kind in kinds.items() if kind == onnx.TensorProto.FLOAT}
-    assert all(name == "inv_freq" or name.endswith("e_score_correction_bias") for name in single)
+    assert all(name == "rotations" or name.endswith("e_score_correction_bias") for name in single)
     assert set(kinds.values()) == {onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16}
     model = load_model(halved, dtype=torch.float32)
     for got, expected in zip(run(OnnxModel(made, library, model.config, threads=1)), run(model), strict=True):
@@ -104,7 +104,7 @@ def test_int4_packs_products_and_experts_and_nothing_else(
 ) -> None:
     packed = exported_tensors(export(checkpoint_folder("v3"), tmp_path / "packed", format=Int4Format()))
     plain = exported_tensors(export_folder("v3"))
-    kept = {"embed_tokens.weight", "lm_head.weight", "kv_b_proj.weight", "gate.weight", "e_score_correction_bias"}
+    kept = {"embed_tokens.weight", "lm_head.weight", "kv_b_proj.weight", "gate.weight", "rotations"}
     for name, tensor in plain.items():
         if tensor.dim() == 1 or any(name.endswith(each) for each in kept):
             assert torch.equal(packed[name], tensor), name

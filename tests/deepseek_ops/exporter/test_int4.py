@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from deepseek_engine.kernels.int4_gemm import dequantized
 from deepseek_ops.exporter.int4 import pack_int4
 from deepseek_ops.exporter.weight_format import Int4Format
 from hypothesis import example, given
 from hypothesis import strategies as st
-from int4_weights import dequantized
 from one_node import OneNode
 from torch import Tensor
 
