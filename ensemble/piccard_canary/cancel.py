@@ -27,13 +27,24 @@ def token_version(token: str) -> int | None:
 class CancelDesk:
     """Sends cancels to versions, each on a thread of its own and never more than `limit` at once.
 
+    Args:
+        board: each is posted there too, for a version that the server calls no more, or that hangs.
+
     Attributes:
         dropped: cancels that were not sent because all threads hang on versions.
     """
 
-    def __init__(self, client: VersionClient, log: Callable[[str], None], limit: int = MAX_CALLS) -> None:
+    def __init__(
+        self,
+        client: VersionClient,
+        log: Callable[[str], None],
+        limit: int = MAX_CALLS,
+        *,
+        board: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._client = client
         self._log = log
+        self._board = board
         self._free = threading.BoundedSemaphore(limit)
         self.dropped = 0
 
@@ -48,7 +59,12 @@ class CancelDesk:
         answer.ready.wait(timeout)
         return answer.cancelled
 
+    def announce(self, token: str) -> None:
+        """Tell of a cancel to whom it concerns, without a call."""
+        self._board(token)
+
     def _start(self, version: int, token: str, answer: "_Answer") -> None:
+        self._board(token)
         if not self._free.acquire(blocking=False):
             self.dropped += 1
             answer.ready.set()

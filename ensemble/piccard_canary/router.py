@@ -206,6 +206,9 @@ class Router:
             cancelled = self._around.cancels.ask(version, token, CANCEL_TIMEOUT)
         else:
             cancelled = False
+            if version is not None:
+                # One that the server unloads is called no more, and may run it yet.
+                self._around.cancels.announce(token)
         sender.send(Response([Choice()], details={"cancelled": cancelled}), final=True)
 
     def _refused(

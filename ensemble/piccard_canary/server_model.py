@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
+from piccard_contract.cancel_board import CancelBoard, board_path
 from piccard_contract.capabilities import cancel_of, make_response
 from piccard_contract.claims import ClaimsCheck
 from piccard_contract.code_hash import ENSEMBLE_PACKAGES, own_code_hash
@@ -175,7 +176,8 @@ class RouterModel:
         self._budget = FallbackBudget()
         self._availability = availability
         self._loaded = lambda: availability.snapshot().ready
-        cancels = CancelDesk(client, _log_error)
+        board = CancelBoard(board_path(service.process_lock(self._process.owner)))
+        cancels = CancelDesk(client, _log_error, board=board.post)
         self._announcer = Announcer(_log_error)
         meter = LoadMeter(time.monotonic)
         self._shadows = Shadows(

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from deepseek_engine.departures import Interrupt
+
 
 @dataclass(slots=True)
 class Batch:
@@ -27,6 +29,8 @@ class Batch:
     """int64 [R, max_blocks], padded with 0."""
     block_size: int
     """Tokens a block."""
+    interrupt: Interrupt | None = None
+    """Ends the step early; None where nothing does."""
 
     @property
     def num_rows(self) -> int:
@@ -35,3 +39,8 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return self.query_starts[-1]
+
+    def check(self) -> None:
+        """To be called now and then within a long step. Raises StepGivenUpError where it is wanted no longer."""
+        if self.interrupt is not None:
+            self.interrupt.check()

@@ -1,9 +1,10 @@
 """Whether the routers that wait for a version's answers still live, and how far they have read."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from piccard_contract.cancel_board import BoardReader
 from piccard_contract.process_lock import holder_pid
 from piccard_contract.receipts import ReceiptReader, receipts_path
 from piccard_contract.request import Attempt
@@ -28,6 +29,7 @@ class Callers:
         self._clock = clock
         self._looks: dict[tuple[str, int], tuple[float, bool]] = {}
         self._receipts = ReceiptReader()
+        self._boards = BoardReader(lock("router").parent)
 
     def gone(self, attempt: Attempt | None) -> bool:
         """Whether the router of an attempt has died; False where none is named."""
@@ -41,6 +43,10 @@ class Callers:
         dead = holder_pid(self._lock(attempt.router)) != attempt.process
         self._looks[key] = (self._clock(), dead)
         return dead
+
+    def cancelled(self, tokens: Iterable[str]) -> list[str]:
+        """Those of `tokens` that routers have cancelled since the last look; for one thread alone."""
+        return self._boards.posted(tokens)
 
     def taken(self, attempt: Attempt) -> Callable[[int], bool]:
         """Tells whether the router has taken so many responses of an attempt, or never will, or does not tell."""

@@ -11,6 +11,7 @@ from piccard_contract.errors import ErrorCode, RequestError
 
 from deepseek_engine.block_pool import BlockPool
 from deepseek_engine.choice import Choice, Finish
+from deepseek_engine.departures import Departures, StepGivenUpError
 from deepseek_engine.failures import breaks_the_device, device_cause, is_out_of_memory
 from deepseek_engine.pacing import PrefillPacer
 from deepseek_engine.pipeline import Pipeline
@@ -40,8 +41,12 @@ class EngineBackend(Protocol):
         """End a request; unknown and finished ones are ignored."""
         ...
 
-    def step(self) -> list[EngineOutput]:
-        """Get on by one step and return what was produced; a step's results may come with a later call."""
+    def step(self, departures: Departures | None = None) -> list[EngineOutput]:
+        """Get on by one step and return what was produced; a step's results may come with a later call.
+
+        Args:
+            departures: requests whose abort is on its way; a step for none but them may be given up.
+        """
         ...
 
     def has_work(self) -> bool:
@@ -101,6 +106,7 @@ class Engine:
         self._clock = clock
         self._queue = QueuePolicy(settings.max_num_waiting, settings.max_queue_seconds)
         self._refused = 0
+        self._nobody = Departures()
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request.
@@ -132,12 +138,12 @@ class Engine:
         """Whether another step would run or tell something."""
         return bool(self._requests or self._outputs or self._pipeline)
 
-    def step(self) -> list[EngineOutput]:
+    def step(self, departures: Departures | None = None) -> list[EngineOutput]:
         """Start as many steps as the runner takes, wait for the oldest, and return what it and aborts produced."""
         self._give_up_overdue()
         while self._pipeline.has_room:
             shares = self._scheduler.schedule()
-            if not shares or not self._start(shares):
+            if not shares or not self._start(shares, departures or self._nobody):
                 break
         if self._pipeline:
             self._collect()
@@ -268,11 +274,17 @@ class Engine:
             sequences.append(sequence)
         return sequences
 
-    def _start(self, shares: list[Share]) -> bool:
-        """Start a step; False where it failed, with its requests."""
+    def _start(self, shares: list[Share], departures: Departures) -> bool:
+        """Start a step; False where it failed, with its requests, or was given up."""
         plan = self._plan(shares)
         try:
-            self._pipeline.start(shares, plan)
+            with departures.interrupting(frozenset(share.sequence.request_id for share in shares)) as interrupt:
+                self._pipeline.start(shares, plan, interrupt)
+        except StepGivenUpError:
+            # The cache holds a part of it, which counts for nothing; whoever is still here after all runs it again.
+            for share in shares:
+                self._scheduler.withdraw(share)
+            return False
         # Whatever a model raises ends the requests of the step and nothing else, while another step can be run.
         except Exception as error:
             if breaks_the_device(error):

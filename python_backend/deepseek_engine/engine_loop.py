@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from piccard_contract.errors import ErrorCode, RequestError
 
+from deepseek_engine.departures import Departures
 from deepseek_engine.failures import failure_of
 from deepseek_engine.pulse import Pulse
 from deepseek_engine.request import EngineOutput, EngineRequest, EngineStats
@@ -81,6 +82,7 @@ class EngineLoop:
         self._woken = threading.Condition()
         self._commands: deque[_Submit | _Abort] = deque()
         self._active: dict[str, _Active] = {}
+        self._departures = Departures()
         self._stopping = False
         self._stats = backend.stats()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -105,7 +107,7 @@ class EngineLoop:
             sink.fail(_unloaded())
 
     def abort(self, request_id: str, error: RequestError) -> None:
-        """End a request with `error`; nothing where it has ended."""
+        """End a request with `error`; nothing where it has ended. A step for it alone is given up."""
         self._command(_Abort(request_id, error))
 
     def stop(self, timeout: float = 5.0) -> None:
@@ -120,6 +122,8 @@ class EngineLoop:
         with self._woken:
             if self._stopping:
                 return False
+            if isinstance(command, _Abort):
+                self._departures.add(command.request_id)
             self._commands.append(command)
             self._woken.notify()
         return True
@@ -130,7 +134,7 @@ class EngineLoop:
                 self._pulse.begin()
                 self._obey()
                 if self._backend.has_work():
-                    self._dispatch(self._backend.step())
+                    self._dispatch(self._backend.step(self._departures))
                 self._stats = self._backend.stats()
                 self._pulse.end()
             self._fail_all(_unloaded())
@@ -166,6 +170,7 @@ class EngineLoop:
             if isinstance(command, _Submit):
                 self._add(command.request, command.sink)
             else:
+                self._departures.remove(command.request_id)
                 self._end(command.request_id, command.error)
 
     def _add(self, request: EngineRequest, sink: Sink) -> None:

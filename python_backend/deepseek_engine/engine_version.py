@@ -76,7 +76,11 @@ def warm_version(
         device=str(device),
         pulse=pulse,
         operators=watch_operators(
-            model.config, runner, kind=file.runner, device=device, dtype=model.cache_spec().planes[0].dtype
+            model.config,
+            runner,
+            device=device,
+            dtype=model.cache_spec().planes[0].dtype,
+            exported=getattr(model, "exported", None),
         ),
     )
 

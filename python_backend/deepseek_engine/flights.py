@@ -65,7 +65,7 @@ class Flights:
             self._by_token[token] = flight
             if flight.direct:
                 self._direct.add(flight)
-                self._lock.notify_all()
+            self._lock.notify_all()
             return True
 
     def remove(self, flight: Flight) -> None:
@@ -86,9 +86,18 @@ class Flights:
                     self._early.popitem(last=False)
             return flight
 
-    def wait_direct(self, timeout: float) -> list[Flight]:
-        """The direct flights, once there are any or `timeout` seconds have passed."""
+    def wait_any(self, timeout: float) -> None:
+        """Wait until there are any, for `timeout` seconds at most."""
         with self._lock:
-            if not self._direct:
+            if not self._by_token:
                 self._lock.wait(timeout)
+
+    def direct(self) -> list[Flight]:
+        """Those without a router."""
+        with self._lock:
             return list(self._direct)
+
+    def tokens(self) -> list[str]:
+        """The cancel tokens of all."""
+        with self._lock:
+            return list(self._by_token)

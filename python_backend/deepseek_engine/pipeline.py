@@ -5,6 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from deepseek_engine.departures import Interrupt
 from deepseek_engine.runners.base import ModelRunner
 from deepseek_engine.scheduler import Share
 from deepseek_engine.step_plan import StepPlan, StepResult
@@ -47,10 +48,10 @@ class Pipeline:
         """Whether another step may be started before one is collected."""
         return len(self._steps) < self._runner.steps_in_flight
 
-    def start(self, shares: list[Share], plan: StepPlan) -> None:
+    def start(self, shares: list[Share], plan: StepPlan, interrupt: Interrupt | None = None) -> None:
         """Start a step; what the runner raises leaves the others as they are."""
         began = time.perf_counter()
-        self._steps.append(StepUnderWay(shares, self._runner.execute(plan), began))
+        self._steps.append(StepUnderWay(shares, self._runner.execute(plan, interrupt), began))
 
     def pop(self) -> StepUnderWay:
         """Take out the oldest step, to be collected next."""

@@ -92,6 +92,9 @@ class Sample:
         causes: dict[int, str] = {}
         raw_peaks: list[float] = self.raw_peaks.tolist()
         peaks = raw_peaks if self.peaks is self.raw_peaks else self.peaks.tolist()
+        # A sum of float32 in float64 is finite where all of them are.
+        if math.isfinite(sum(raw_peaks) + sum(peaks)):
+            return causes
         for row, (raw_peak, peak) in enumerate(zip(raw_peaks, peaks, strict=True)):
             if not math.isfinite(raw_peak):
                 causes[row] = f"the model's logits are not numbers (their largest is {raw_peak})"
@@ -163,7 +166,7 @@ class Sampler:
         """
         layout = self._layout_of(sequence_ids)
         logits = self._edited(raw, layout, token_masks)
-        peaks, tokens = logits.max(dim=-1)
+        peaks, tokens = _largest(logits)
         raw_peaks = peaks if logits is raw else raw.amax(dim=-1)
         if layout.drawn is not None:
             tokens = self._draw(logits, tokens, layout.drawn)
@@ -292,3 +295,14 @@ class Sampler:
 
     def _column(self, values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self._device).unsqueeze(-1)
+
+
+def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row [R, V] the largest value and its first place, [R] each; NaN where there is one."""
+    if logits.device.type != "cpu":
+        peaks, tokens = logits.max(dim=-1)
+        return peaks, tokens
+    # numpy looks at vectors of elements, where torch on a CPU looks at one after the other.
+    values = logits.numpy()
+    tokens = values.argmax(axis=-1)
+    return torch.from_numpy(values[np.arange(len(tokens)), tokens]), torch.from_numpy(tokens)

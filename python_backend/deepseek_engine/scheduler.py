@@ -97,14 +97,18 @@ class Scheduler:
 
     def advance(self, share: Share) -> None:
         """Record that a share's step is done; in the cache it left nothing where the sequence was preempted since."""
+        self.withdraw(share)
         sequence = share.sequence
-        sequence.num_under_way -= share.count
-        sequence.num_pending -= share.reaches_end
         if sequence.status is not SequenceStatus.RUNNING:
             return
         sequence.num_computed += share.count
         if self._prefix_cache is not None:
             self._prefix_cache.publish(sequence)
+
+    def withdraw(self, share: Share) -> None:
+        """Record that a share is under way no longer; unless it is done, its tokens are scheduled again."""
+        share.sequence.num_under_way -= share.count
+        share.sequence.num_pending -= share.reaches_end
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands, and give its blocks back."""

@@ -241,12 +241,23 @@ class VersionServer:
     def _watch_clients(self) -> None:
         while not self._stopped.is_set():
             self._check_sending()
-            flights = self._flights.wait_direct(timeout=1.0)
+            self._flights.wait_any(timeout=1.0)
+            self._read_boards()
+            flights = self._flights.direct()
             for flight in flights:
                 if self._is_gone(flight):
                     self._loop.abort(flight.generation.id, _cancelled("by its client, who is gone"))
             pause = max(DISCONNECT_POLL, DISCONNECT_POLL_EACH * len(flights))
             self._stopped.wait(min(pause, DISCONNECT_POLL_MOST))
+
+    def _read_boards(self) -> None:
+        """End what routers have cancelled; their calls come here no more once the server unloads the version."""
+        if self._callers is None:
+            return
+        for token in self._callers.cancelled(self._flights.tokens()):
+            flight = self._flights.cancel(token)
+            if flight is not None:
+                self._loop.abort(flight.generation.id, _cancelled("by its token"))
 
     @staticmethod
     def _is_gone(flight: Flight) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from deepseek_engine.departures import Departures
 from deepseek_engine.engine_loop import EngineLoop
 from deepseek_engine.pulse import Pulse
 from deepseek_engine.request import EngineError, EngineOutput, EngineRequest, EngineStats
@@ -48,7 +49,7 @@ class CountingBackend:
     def has_work(self) -> bool:
         return bool(self.requests)
 
-    def step(self) -> list[EngineOutput]:
+    def step(self, departures: Departures | None = None) -> list[EngineOutput]:
         self.go.wait(60)
         self.steps += 1
         return self.outputs()
@@ -160,6 +161,37 @@ def test_an_abort_ends_the_request_here_and_in_the_engine() -> None:
         assert not other.ended.is_set()
     assert (sink.error, sink.ends) == (CANCELLED, 1)
     assert backend.aborted == ["a"]
+
+
+def test_an_abort_interrupts_the_step_that_is_for_its_request_alone() -> None:
+    """The step ends by nothing else: a loop that told the engine between two steps only would wait for ever."""
+
+    class Long(CountingBackend):
+        def step(self, departures: Departures | None = None) -> list[EngineOutput]:
+            assert departures is not None
+            with departures.interrupting(frozenset(self.requests)) as interrupt:
+                stopped = threading.Event()
+                with interrupt.stopping(stopped.set):
+                    assert stopped.wait(60)
+            self.steps += 1
+            return []
+
+    backend = Long()
+    with running(backend) as loop:
+        first, second = submit(loop, "a"), submit(loop, "b")
+        wait_until(lambda: len(backend.requests) == 2)
+        loop.abort("a", CANCELLED)
+        loop.abort("b", CANCELLED)
+        assert first.ended.wait(60)
+        assert second.ended.wait(60)
+        assert backend.steps >= 1
+        # A late one of what has ended is forgotten: it does not end the step of the next of its name.
+        loop.abort("a", CANCELLED)
+        again = submit(loop, "a")
+        wait_until(lambda: bool(backend.requests))
+        assert not again.ended.wait(0.1)
+        loop.abort("a", CANCELLED)
+        assert again.ended.wait(60)
 
 
 def test_a_choice_that_fails_ends_the_request() -> None:

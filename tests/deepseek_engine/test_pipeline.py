@@ -34,13 +34,13 @@ class Recorded(TorchRunner):
         self.plans = []
         self.failing = {}
 
-    def execute(self, plan):
+    def execute(self, plan, interrupt=None):
         number = len(self.plans)
         self.plans.append(plan)
         self.events.append(("execute", number))
         if self.failing.get(number) == "execute":
             raise RuntimeError("the start failed")
-        return number, super().execute(plan)
+        return number, super().execute(plan, interrupt)
 
     def collect(self, handle):
         number, own = handle
@@ -368,7 +368,7 @@ class Clocked:
         self._seconds = seconds
         self._free_at = 0.0
 
-    def execute(self, plan):
+    def execute(self, plan, interrupt=None):
         self._free_at = max(self._free_at, self.now) + self._seconds[len(plan.rows)]
         return self._free_at
 

@@ -141,6 +141,18 @@ def test_logits_that_are_not_numbers_fail_their_row_alone(params, bad):
     assert sample.tokens[[0, 2]].tolist() == expected[[0, 2]].tolist()
 
 
+@given(st.integers(1, 200), st.integers(0, 2**32 - 1))
+def test_of_equal_logits_the_first_is_taken(vocabulary, seed):
+    logits = torch.randint(-2, 3, (3, vocabulary), generator=torch.Generator().manual_seed(seed)).float()
+    sampler = Sampler(vocabulary, torch.device("cpu"))
+    for place in range(3):
+        sampler.add(sequence(place, {"temperature": 0}))
+    first = [row.index(max(row)) for row in logits.tolist()]
+    sample = sampler.sample(logits, [0, 1, 2])
+    assert sample.tokens.tolist() == first
+    assert sample.peaks.tolist() == [max(row) for row in logits.tolist()]
+
+
 def test_logprobs_are_of_the_raw_logits():
     sampler = sampler_of(sequence(0, {"temperature": 0, "logprobs": 1, "logit_bias": {4: 100.0}}))
     logits = random_logits(2, 1)

@@ -93,7 +93,7 @@ def text(value: str) -> np.ndarray[Any, Any]:
 
 
 @pytest.fixture
-def server_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def server_model(monkeypatch: pytest.MonkeyPatch, models_keep_sockets: None) -> Iterator[ModuleType]:
     fake = ModuleType("triton_python_backend_utils")
     fake.Tensor = Tensor  # type: ignore[attr-defined]
     fake.InferenceResponse = InferenceResponse  # type: ignore[attr-defined]

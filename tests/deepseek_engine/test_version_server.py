@@ -11,6 +11,7 @@ import pytest
 import torch
 from deepseek_engine import version_server
 from deepseek_engine.callers import Callers
+from deepseek_engine.departures import Departures
 from deepseek_engine.request import EngineOutput
 from deepseek_engine.runners.torch import TorchRunner
 from deepseek_engine.scripted.version import open_scripted
@@ -18,6 +19,7 @@ from deepseek_engine.step_plan import StepResult
 from deepseek_engine.version import OpenVersion
 from deepseek_engine.version_server import VersionServer
 from patience import wait_until
+from piccard_contract.cancel_board import CancelBoard, board_path
 from piccard_contract.process_lock import ProcessLock
 from piccard_contract.request import Attempt
 from piccard_contract.response import parse_response
@@ -275,7 +277,7 @@ def test_an_engine_that_fails_answers_everyone_before_the_end(monkeypatch: pytes
     died = threading.Event()
     asked = threading.Event()
 
-    def broken_step() -> list[EngineOutput]:
+    def broken_step(_: Departures) -> list[EngineOutput]:
         asked.wait(60)
         raise ZeroDivisionError
 
@@ -372,6 +374,24 @@ def test_a_router_that_died_is_sent_nothing_and_its_generation_ends(tmp_path: Pa
         wait_until(lambda: len(other.responses) > heard + 6)
         assert len(reply.responses) == told
         assert not reply.ended.is_set()
+    finally:
+        server.stop()
+
+
+def test_a_cancel_reaches_a_version_that_nobody_can_call(tmp_path: Path, router: ProcessLock) -> None:
+    """By the board of any router, as when the server unloads the version."""
+    board = CancelBoard(board_path(tmp_path / "router_unary.lock"))
+    callers = Callers(lambda owner: tmp_path / f"{owner}.lock")
+    server = VersionServer(scripted_version(), number=1, on_fatal=lambda: None, callers=callers)
+    server.start()
+    try:
+        replies = [routed(server) for _ in range(2)]
+        assert all(reply.first.wait(60) for reply in replies)
+        board.post(replies[0].responses[0]["cancel_token"][0])
+        assert replies[0].ended.wait(60)
+        assert replies[0].status["code"] == "CANCELLED"
+        assert not replies[1].ended.is_set()
+        wait_until(lambda: server.stats.running == 1)
     finally:
         server.stop()
 

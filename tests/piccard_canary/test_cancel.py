@@ -41,6 +41,17 @@ def test_an_answer_is_told() -> None:
     assert versions.cancels == [(2, "yes"), (2, "no")]
 
 
+def test_each_is_posted_also_where_no_call_reaches_the_version() -> None:
+    versions, posted, release = PlayedVersions({}), list[str](), threading.Event()
+    versions.cancelled = lambda version, token: release.wait(60)
+    desk = CancelDesk(versions, print, limit=1, board=posted.append)
+    desk.post(2, "hangs")
+    desk.post(2, "finds no thread")
+    assert posted == ["hangs", "finds no thread"]
+    assert desk.dropped == 1
+    release.set()
+
+
 def test_a_failed_call_is_logged() -> None:
     versions = PlayedVersions({})
 

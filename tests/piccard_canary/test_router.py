@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from canary_fakes import Client, Play, Scene
 from patience import wait_until
+from piccard_canary.cancel import mint_token
 from piccard_contract.errors import ErrorCode
 from piccard_contract.request import GenerateRequest, RequestExtensions
 from piccard_contract.routing import RouteKeys
@@ -117,6 +118,16 @@ def test_a_cancel_that_meets_the_last_token_says_that_it_came_too_late() -> None
     assert not cancel(stage, token)
     stage.wait_over(client)
     assert client.error is None
+
+
+def test_a_cancel_of_a_version_that_is_called_no_more_is_posted(stage: Scene) -> None:
+    """One that the server unloads runs its last streams, which may be those of another router."""
+    token = mint_token(7)
+    assert not cancel(stage, token)
+    assert stage.posted == [token]
+    assert stage.versions.cancels == []
+    assert not cancel(stage, "nonsense")
+    assert stage.posted == [token]
 
 
 def test_a_cancel_of_a_stuck_version_ends_the_request_too(stage: Scene) -> None:

@@ -89,7 +89,7 @@ def newer(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def models(tmp_path: Path, newer: bool) -> Iterator[Models]:
+def models(tmp_path: Path, newer: bool, models_keep_sockets: None) -> Iterator[Models]:
     made = Models(tmp_path / "home", newer=newer)
     try:
         wait_until(made.router.is_ready)

@@ -200,7 +200,8 @@ class Scene:
         self.stable = stable
         self.loaded = {n: LoadedVersion(n, pid=100 + n, tokenizer_hash="t", template_hash="c") for n in plays}
         self.processes: dict[int, int | None] = {n: 100 + n for n in plays}
-        self.cancels = CancelDesk(self.versions, self.logged.append)
+        self.posted: list[str] = []
+        self.cancels = CancelDesk(self.versions, self.logged.append, board=self.posted.append)
         self._folder = TemporaryDirectory(prefix="scene-")
         self.breakers = Breakers(self.counters, Path(self._folder.name) / "probe.lock", clock=self.clock)
         meter = LoadMeter(self.clock)

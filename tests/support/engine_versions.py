@@ -148,7 +148,7 @@ def _break(backend: Any, count: int) -> None:
         return
     assert isinstance(backend, Engine)
 
-    def explode(plan: object) -> None:
+    def explode(plan: object, interrupt: object) -> None:
         raise RuntimeError("the runner broke")
 
     cast(Any, backend._runner).execute = explode

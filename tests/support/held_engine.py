@@ -60,8 +60,8 @@ class HeldBackend:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def step(self) -> list[EngineOutput]:
-        told = [output for output in self._backend.step() if output.request_id not in self._held]
+    def step(self, departures: Any = None) -> list[EngineOutput]:
+        told = [output for output in self._backend.step(departures) if output.request_id not in self._held]
         for output in told:
             reached = output.num_output_tokens >= self.holds.get(output.request_id, output.num_output_tokens + 1)
             if reached and output.finish_reason is None:
