@@ -1,7 +1,9 @@
 """Puts tests/support on the path, says how properties are tested, and offers the fixtures that several areas share."""
 
+import os
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from shares import Shares
 
     return Shares(config, log)
+
+
+@pytest.fixture(autouse=True)
+def _closes_nothing_of_others() -> Iterator[None]:
+    """A test that closes what it did not open harms the tests after it, and the process that runs them all."""
+    with socket.socket() as other:
+        before = os.fstat(other.fileno()).st_ino
+        yield
+        try:
+            after = os.fstat(other.fileno()).st_ino
+        except OSError:
+            after = None
+        if after != before:
+            # Its descriptor is gone, or another's by now.
+            other.detach()
+        assert after == before, "the test closed descriptors that it had not opened"
+
+
+@pytest.fixture
+def models_keep_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that are imported after this do not take the sockets of this process for inherited ones."""
+    from piccard_contract import inherited_sockets
+
+    monkeypatch.setattr(inherited_sockets, "close_inherited_sockets", lambda: 0)
 
 
 @pytest.fixture(autouse=True)

@@ -7,22 +7,38 @@ from typing import Any
 import pytest
 from piccard_server import TRIES, RunningServer, ServerDiedError, make_scripted_home
 
-# Scripts make versions fail by the dozen, which would keep later requests from them; tests of the breaker set it.
-NO_BREAKER = {"breaker": {"consecutive_errors": None, "error_share": None}, "fallback_budget": {"ratio": None}}
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+    """A server with scripted versions 1 (stable) and 2 (canary at 10 %), shared by a module's tests.
+
+    Its policy is that of a new home but for what the module's POLICY says. Tests that change policy, state or processes
+    take `fresh_server`.
+    """
+    yield from _module_server(tmp_path_factory.mktemp("home"), request)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server with scripted versions 1 (stable) and 2 (canary at 10 %), shared by a module's tests.
+def _lent_server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+    yield from _module_server(tmp_path_factory.mktemp("lent"), request)
 
-    Tests that change policy, state or processes take `fresh_server`.
-    """
-    service = make_scripted_home(tmp_path_factory.mktemp("home"), **NO_BREAKER)
-    running = RunningServer(service.home)
+
+def _module_server(home: Path, request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+    policy: dict[str, Any] = getattr(request.module, "POLICY", {})
+    running = RunningServer(make_scripted_home(home, **policy).home)
     try:
         yield running.wait_ready()
     finally:
         running.stop()
+
+
+@pytest.fixture
+def policy_server(_lent_server: RunningServer) -> Iterator[RunningServer]:
+    """As `server`, shared by a module's tests that change policy.yaml and nothing else; each finds the first one."""
+    path = _lent_server.service.policy_file
+    first = path.read_text(encoding="utf-8")
+    yield _lent_server
+    path.write_text(first, encoding="utf-8")
 
 
 @pytest.fixture
@@ -31,7 +47,7 @@ def fresh_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
     made: list[RunningServer] = []
 
     def make(versions: int = 2, options: tuple[str, ...] = (), **policy: Any) -> RunningServer:
-        service = make_scripted_home(tmp_path / f"home{len(made)}", versions, **(NO_BREAKER | policy))
+        service = make_scripted_home(tmp_path / f"home{len(made)}", versions, **policy)
         running = RunningServer(service.home, *options)
         made.append(running)
         return running.wait_ready()

@@ -13,12 +13,16 @@ from typing import Any
 import openai
 import psutil
 import pytest
-from piccard.gateway_keys import add_key
+from piccard.gateway_keys import add_key, list_keys
+from piccard_canary.sticky import position
 from piccard_contract.home import version_owner
+from piccard_contract.policy import read_policy
+from piccard_gateway.deadlines import ENOUGH
 from piccard_server import RunningServer, make_scripted_home, wait_for
 from short_calls import answers_gateway
 from triton_calls import GrpcStream
 
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 MESSAGES: Any = [{"role": "user", "content": "a b c"}]
 
 
@@ -68,6 +72,29 @@ def test_a_chat_whole_and_streamed(gateway: RunningServer) -> None:
     )
 
 
+def test_reasoning_is_told_apart_whole_and_streamed(gateway: RunningServer) -> None:
+    ask = client(gateway).chat.completions
+    # A token has at most seven bytes, and the text begins anew at its end.
+    more = script(tokens=9, text="<think> why </think> since")
+    message = ask.create(model="deepseek", messages=MESSAGES, extra_body=more).choices[0].message
+    told = message.model_dump()
+    assert told["reasoning_content"].strip() == "why", told
+    assert told["content"].strip().startswith("since"), told
+    deltas = [
+        chunk.choices[0].delta.model_dump()
+        for chunk in ask.create(model="deepseek", messages=MESSAGES, stream=True, extra_body=more)
+        if chunk.choices
+    ]
+    for key in ("reasoning_content", "content"):
+        assert "".join(delta.get(key) or "" for delta in deltas) == told[key]
+
+
+def test_a_suffix_is_refused_where_no_tokenizer_has_gaps(gateway: RunningServer) -> None:
+    with pytest.raises(openai.UnprocessableEntityError, match="leave suffix out") as raised:
+        client(gateway).completions.create(model="deepseek", prompt="a", suffix="b", max_tokens=1)
+    assert raised.value.param == "suffix"
+
+
 def test_completions_choices_and_log_probabilities(gateway: RunningServer) -> None:
     answer = client(gateway).completions.create(
         model="deepseek", prompt="a b", n=2, logprobs=1, echo=True, max_tokens=4, extra_body=script(tokens=9)
@@ -101,6 +128,50 @@ def test_errors_have_their_class(gateway: RunningServer) -> None:
     )
     with pytest.raises(openai.APIError):
         list(stream)
+
+
+def test_sessions_stay_and_requests_keep_their_ids(gateway: RunningServer) -> None:
+    ask = client(gateway).completions.with_raw_response.create
+    salt = read_policy(gateway.service.policy_file).salt
+    names = [f"s{number}" for number in range(40)]
+    for name in names:
+        answer = ask(
+            model="deepseek",
+            prompt="a",
+            max_tokens=9,
+            extra_headers={"X-Session-Id": name, "X-Request-Id": f"of-{name}", "traceparent": TRACE},
+            extra_body=script(tokens=2),
+        )
+        expected = "2" if position(salt, f"x-session-id:{name}") < 0.1 else "1"
+        assert (answer.headers["x-served-version"], answer.headers["x-route-reason"]) == (expected, "sticky")
+        assert answer.headers["x-request-id"] == f"of-{name}"
+
+    def logged() -> set[str]:
+        return {json.loads(line)["id"] for line in gateway.service.request_log.read_text().splitlines()}
+
+    wait_for(lambda: {f"of-{name}" for name in names} <= logged(), 60, "the lines of the log")
+
+
+def test_who_takes_too_long_is_answered_504_and_short_ones_pass(gateway: RunningServer) -> None:
+    """The deadline follows what first tokens took of late, ten seconds at least; what missed it is cancelled."""
+    ask = client(gateway).completions.create
+    late, soon = script(tokens=2, first_delay_s=600.0), script(tokens=2)
+    # So many that the recent ones count.
+    for _ in range(ENOUGH):
+        ask(model="deepseek", prompt="a", max_tokens=9, extra_body=soon)
+    with ThreadPoolExecutor(4) as pool:
+        hanging = [
+            pool.submit(ask, model="deepseek", prompt="a", max_tokens=9, stream=stream, extra_body=late)
+            for stream in (False, True, False, True)
+        ]
+        for _ in range(8):
+            assert ask(model="deepseek", prompt="a", max_tokens=9, extra_body=soon).choices[0].text == " a a"
+        for request in hanging:
+            with pytest.raises(openai.InternalServerError) as refused:
+                request.result(120)
+            assert refused.value.status_code == 504
+            assert refused.value.code == "deadline_exceeded"
+    wait_for(lambda: idle(gateway), 60, "the generations to end")
 
 
 def test_tritonclient_gets_the_same_beside_it(gateway: RunningServer) -> None:
@@ -265,6 +336,23 @@ def test_keys_open_and_a_gateway_that_dies_is_started_again(gateway: RunningServ
     with pytest.raises(openai.AuthenticationError):
         client(gateway).models.list()
     assert [model.id for model in client(gateway, key).models.list()] == ["deepseek"]
+
+    # Each change acts on the next request: of another service, of one request a minute, and revoked.
+    def ask(with_key: str) -> Any:
+        more = script(tokens=2)
+        return client(gateway, with_key).completions.create(model="deepseek", prompt="a", max_tokens=9, extra_body=more)
+
+    with pytest.raises(openai.PermissionDeniedError):
+        ask(add_key(gateway.home, "other", services=["another"]))
+    rare = add_key(gateway.home, "rare", rate=1)
+    assert ask(rare).choices[0].finish_reason == "stop"
+    with pytest.raises(openai.RateLimitError) as limited:
+        ask(rare)
+    assert limited.value.code == "rate_limit_exceeded"
+    assert 1 <= int(limited.value.response.headers["retry-after"]) <= 60
+    gateway.piccard("key", "revoke", next(one["id"] for one in list_keys(gateway.home) if one["name"] == "rare"))
+    with pytest.raises(openai.AuthenticationError):
+        ask(rare)
 
     (process,) = [
         child

@@ -13,8 +13,9 @@ from typing import Any
 
 import openai
 import pytest
-from entry_points import ENTRY_POINTS
+from entry_points import ENTRY_POINTS, Answer
 from patience import PATIENCE
+from piccard.gateway_keys import add_key
 from piccard.home_init import init_home
 from piccard.policy_store import update_policy
 from piccard_contract.errors import ErrorCode, parse_error
@@ -31,6 +32,8 @@ CHOICES = 16
 QUEUED = (*[CHOICES] * 7, CHOICES - 1)
 # Minutes of tokens.
 LONG = 4000
+# Tokens of a block of the cache.
+BLOCK = 16
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,13 @@ def start(server: RunningServer, max_tokens: int, version: int = 1, choices: int
     )
 
 
+def cancel(server: RunningServer, stream: RunningStream) -> None:
+    """End a stream that has begun."""
+    token = stream.responses[0]["cancel_token"][0]
+    ENTRY_POINTS["http_infer"](server, {}, {}, {"extensions": {"cancel": token}})
+    stream.wait()
+
+
 @contextmanager
 def held(server: RunningServer, version: int) -> Iterator[None]:
     """All places of a version are taken."""
@@ -73,9 +83,7 @@ def held(server: RunningServer, version: int) -> Iterator[None]:
         yield
         assert stream.running, stream.error
     finally:
-        token = stream.responses[0]["cancel_token"][0]
-        ENTRY_POINTS["http_infer"](server, {}, {}, {"extensions": {"cancel": token}})
-        stream.wait()
+        cancel(server, stream)
         wait_for(lambda: server.in_flight(version) == 0, PATIENCE, "an idle version")
 
 
@@ -85,11 +93,16 @@ def waiting(server: RunningServer) -> int:
     return count
 
 
-def pressure(server: RunningServer, version: int) -> float:
-    """Level of a version's cache, as it reports it."""
+def sample(server: RunningServer, version: int, name: str) -> float:
+    """A metric of a version, as it reports it."""
     samples = server.report(version_owner(version))["samples"]
-    level: float = next(value for name, _, value in samples if name == "piccard_cache_pressure")
-    return level
+    value: float = next(value for found, _, value in samples if found == name)
+    return value
+
+
+def pressure(server: RunningServer, version: int) -> float:
+    """Level of a version's cache."""
+    return sample(server, version, "piccard_cache_pressure")
 
 
 def refused_chat(server: RunningServer) -> openai.RateLimitError:
@@ -151,3 +164,64 @@ def test_a_full_cache_is_told_and_no_reason_to_send_requests_elsewhere(server: R
         wait_for(lambda: pressure(server, 2) == 3.0, PATIENCE, "a full cache")
         assert is_ready_and_says(server, "cache is full", 2)
     assert server.get("readyz")[0] == 200
+
+
+def test_a_cache_that_fills_up_refuses_long_prompts_before_short_ones(server: RunningServer) -> None:
+    """Three sequences hold a little less than four fifths of the cache of version 2, and grow."""
+    tokens = int(sample(server, 2, "piccard_cache_blocks")) * BLOCK
+    sequences = [
+        RunningStream(
+            server.grpc,
+            server.service.ensemble,
+            parameters={"version": 2},
+            text_input=f"{number}" + " x" * int(0.78 * tokens / 3),
+            sampling_parameters={"max_tokens": int(0.2 * tokens / 3), "ignore_eos": True},
+            timeout=600.0,
+        )
+        for number in range(3)
+    ]
+
+    def ask(words: int) -> Answer:
+        inputs = {"text_input": "y" + " x" * words, "sampling_parameters": {"max_tokens": 1}}
+        return ENTRY_POINTS["grpc_stream"](server, {}, {"version": 2}, inputs | {"stream": True})
+
+    try:
+        wait_for(lambda: pressure(server, 2) >= 1.0, 2 * PATIENCE, "a tight cache")
+        wait_for(lambda: pressure(server, 2) >= 2.0, PATIENCE, "a scarce cache")
+        long, short = ask(tokens // 16), ask(1)
+        assert long.error is not None
+        assert (long.error.code, long.error.version) == (ErrorCode.OVERLOADED, 2)
+        assert long.error.retry_after is not None
+        assert f"takes prompts of at most {tokens // 16} tokens for now" in long.error.message
+        assert short.code == "OK", short.error_text
+        assert all(sequence.running for sequence in sequences)
+    finally:
+        for sequence in sequences:
+            cancel(server, sequence.wait_first())
+    wait_for(lambda: pressure(server, 2) == 0.0, PATIENCE, "an empty cache")
+    assert ask(tokens // 16).code == "OK"
+
+
+def test_a_better_priority_at_the_gateway_goes_before_who_came_first(server: RunningServer) -> None:
+    """Else it would wait for minutes, and be refused after thirty seconds. The last test: keys shut the door."""
+    first = start(server, LONG).wait_first()
+    wait_for(lambda: server.report(version_owner(1))["running"] == CHOICES, PATIENCE, "all places taken")
+
+    def ask(key: str, max_tokens: int) -> Any:
+        client = openai.OpenAI(base_url=f"http://{server.gateway}/v1", api_key=key, max_retries=0, timeout=600)
+        more = {"ignore_eos": True, "version": 1}
+        return client.completions.create(
+            model="deepseek", prompt="def", n=CHOICES, max_tokens=max_tokens, stream=True, extra_body=more
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(ask, add_key(server.home, "batch", priority=50), LONG)
+        wait_for(lambda: waiting(server) == CHOICES, PATIENCE, "the request of the worse priority")
+        quick = pool.submit(lambda: list(ask(add_key(server.home, "live", priority=-50), 1)))
+        wait_for(lambda: waiting(server) == 2 * CHOICES, PATIENCE, "that of the better one")
+        cancel(server, first)
+        reasons = [event.choices[0].finish_reason for event in quick.result(PATIENCE) if event.choices]
+        assert reasons.count("length") == CHOICES
+        # Its turn came next, and it goes away.
+        slow.result(PATIENCE).close()
+    wait_for(lambda: server.in_flight(1) == 0, PATIENCE, "an idle version")

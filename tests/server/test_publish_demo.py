@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 from deepseek_engine.request import EngineRequest
 from deepseek_engine.torch_version import open_torch
@@ -19,8 +20,10 @@ from piccard_contract.home import version_owner
 from piccard_contract.lifecycle import VersionState
 from piccard_contract.sampling import SamplingParams
 from piccard_contract.version_file import Runner, VersionFile, read_version_file
+from piccard_gateway.fill_in_middle import with_gap
 from piccard_server import RunningServer, wait_for
 from running_stream import RunningStream
+from short_calls import answers_gateway
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"
 PROMPT = "def fibonacci(n):"
@@ -32,13 +35,15 @@ SETTINGS = {"runner": Runner.TORCH, "memory": "256MiB", "device": "cpu"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server whose version 1, stable, is the demo checkpoint with the installed engine."""
+    """A server, with its gateway, whose version 1, stable, is the demo checkpoint with the installed engine."""
     home = tmp_path_factory.mktemp("demo") / "home"
     stable = VersionFile.model_validate({"label": "v1.0.0", "checkpoint": str(DEMO), "linked": True, **SETTINGS})
     init_home(home, {1: stable})
-    running = RunningServer(home)
+    running = RunningServer(home, "--gateway")
     try:
-        yield running.wait_ready()
+        running.wait_ready()
+        wait_for(lambda: answers_gateway(running), 60, "the gateway")
+        yield running
     finally:
         running.stop()
 
@@ -89,6 +94,33 @@ def assert_published(server: RunningServer, version: int) -> None:
 def generated(server: RunningServer, version: int) -> int:
     tokens: int = server.report(version_owner(version))["tokens_generated"]
     return tokens
+
+
+def test_the_gateway_fills_the_gap_between_two_texts(server: RunningServer) -> None:
+    asked = with_gap("def add(a, b):\n    ", "\n    return total\n")
+    inputs = {"text_input": asked, "stream": True, "sampling_parameters": GREEDY}
+    answer = ENTRY_POINTS["grpc_stream"](server, {}, {}, inputs)
+    assert answer.code == "OK", answer.error_text
+    client = openai.OpenAI(base_url=f"http://{server.gateway}/v1", api_key="none", max_retries=0, timeout=60)
+    filled = client.completions.create(
+        model="deepseek",
+        prompt="def add(a, b):\n    ",
+        suffix="\n    return total\n",
+        max_tokens=GREEDY["max_tokens"],
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    assert filled.choices[0].text == answer.text
+    plain = client.completions.create(
+        model="deepseek",
+        prompt="def add(a, b):\n    ",
+        max_tokens=GREEDY["max_tokens"],
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    assert filled.usage is not None
+    assert plain.usage is not None
+    assert filled.usage.prompt_tokens > plain.usage.prompt_tokens
 
 
 @pytest.mark.usefixtures("library")

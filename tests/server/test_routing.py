@@ -53,9 +53,10 @@ def test_by_header(server: RunningServer, entry: str, stream: bool, value: str, 
     assert (answer.version, answer.reason) == (version, "header")
 
 
-def test_generate_has_its_keys_in_the_body_alone(fresh_server: Any) -> None:
+def test_generate_has_its_keys_in_the_body_alone(policy_server: RunningServer) -> None:
     """Triton keeps the HTTP headers of /generate* to itself; with no ratio nothing else leads to the canary."""
-    server: RunningServer = fresh_server(traffic_ratio=0.0)
+    server = policy_server
+    update_policy(server.service, traffic_ratio=0.0)
     inputs = {"text_input": "one two", "extensions": TAGGED}
     for stream in (False, True):
         for headers, keys, version, reason in (
@@ -129,8 +130,8 @@ def test_ten_percent_of_two_thousand(server: RunningServer) -> None:
     assert abs(counts[2] - 200) <= 5 * deviation, counts
 
 
-def test_raising_the_ratio_moves_nobody_back(fresh_server: Any) -> None:
-    server: RunningServer = fresh_server()
+def test_raising_the_ratio_moves_nobody_back(policy_server: RunningServer) -> None:
+    server = policy_server
     names = [f"caller-{number}" for number in range(40)]
     before: set[str] = set()
     for ratio in (0.1, 0.3, 0.6, 1.0):
@@ -146,8 +147,8 @@ def test_raising_the_ratio_moves_nobody_back(fresh_server: Any) -> None:
     assert again == {name for name in names if position("another rollout", f"x-session-id:{name}") < 0.5}
 
 
-def test_a_changed_policy_acts_on_the_next_request(fresh_server: Any) -> None:
-    server: RunningServer = fresh_server()
+def test_a_changed_policy_acts_on_the_next_request(policy_server: RunningServer) -> None:
+    server = policy_server
     with GrpcStream(server.grpc) as running:
         # This one keeps the policy that it started with.
         running.send(
@@ -167,8 +168,11 @@ def test_a_changed_policy_acts_on_the_next_request(fresh_server: Any) -> None:
         assert {response["served_version"][0] for response in running.responses()} == {2}
 
 
-def test_a_broken_policy_keeps_the_last_good_one(fresh_server: Any) -> None:
-    server: RunningServer = fresh_server(canary=2, traffic_ratio=1.0)
+def test_a_broken_policy_keeps_the_last_good_one(policy_server: RunningServer) -> None:
+    server = policy_server
+    update_policy(server.service, canary=2, traffic_ratio=1.0)
+    # It is the last good one once somebody has read it.
+    assert ask(server, "generate").version == 2
     good = server.service.policy_file.read_text()
     server.service.policy_file.write_text("traffic_ratio: lots\n")
 

@@ -97,6 +97,23 @@ def test_taken_port_is_found_before_the_server_starts(server: RunningServer, tmp
     assert not (service.home / "state" / "logs" / "tritonserver.log").exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "way_out"), [("--host=0.0.0.0", "--allow-open-ports"), ("--gateway-host=0.0.0.0", "piccard key add")]
+)
+def test_an_address_that_others_reach_is_refused_before_anything_listens(
+    tmp_path: Path, option: str, way_out: str
+) -> None:
+    service = make_scripted_home(tmp_path / "home")
+    ports = [port for port in _ports() if port != "--no-gateway"]
+    result = run_piccard(service.home, "serve", option, *ports, f"--gateway-port={free_ports(1)[0]}", check=False)
+    assert result.returncode == 1
+    assert f"{option} opens" in result.stderr
+    assert way_out in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (service.home / "state" / "logs" / "tritonserver.log").exists()
+    assert result.stdout == ""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_lets_streams_finish_and_leaves_nothing(fresh_server: Callable[..., RunningServer], number: int) -> None:
     server = fresh_server()

@@ -54,13 +54,13 @@ def make_scripted_home(folder: Path, versions: int = 2, **policy: Any) -> Servic
     return service
 
 
-def wait_for(look: Callable[[], Answer | None], timeout: float, what: str) -> Answer:
-    """The first true answer of `look`; fails the test after `timeout` seconds."""
+def wait_for(look: Callable[[], Answer | None], timeout: float, what: str, pause: float = 0.02) -> Answer:
+    """The first true answer of `look`, asked every `pause` seconds; fails the test after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if answer := look():
             return answer
-        time.sleep(0.02)
+        time.sleep(pause)
     raise AssertionError(f"after {timeout} s still waiting for {what}")
 
 
@@ -118,7 +118,8 @@ class RunningServer:
 
     def wait_ready(self, timeout: float = 150.0) -> "RunningServer":
         """Wait until /readyz says yes and the supervisor has loaded every version that state.json wants."""
-        wait_for(self._ready_or_over, timeout, f"the server; it printed:\n{self.printed()}")
+        # Each look is two requests, which the server that starts has to answer.
+        wait_for(self._ready_or_over, timeout, f"the server; it printed:\n{self.printed()}", pause=0.2)
         return self
 
     def _ready_or_over(self) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 
 # The rate ratios that are looked for, each with equal weight.
 RATIOS = 2.0 ** np.arange(0.5, 6.5, 0.5)
+_LOG_RATIOS = np.log(RATIOS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def log_evidence(trials: Sequence[Trial]) -> float:
     """Natural logarithm of the mixture's value over all `trials`; 0 where nothing was seen."""
     total = np.zeros(len(RATIOS))
     for trial in trials:
-        total += trial.canary_events * np.log(RATIOS)
+        total += trial.canary_events * _LOG_RATIOS
         total -= (trial.canary_events + trial.stable_events) * np.log1p(trial.share * (RATIOS - 1.0))
     top = float(total.max())
     return top + float(np.log(np.mean(np.exp(total - top))))

@@ -10,7 +10,7 @@ from math import erf, log, sqrt
 import numpy as np
 
 from piccard_canary.rollout.strata import BIN_RATIO, VALUE_BINS
-from piccard_canary.rollout.window import Table
+from piccard_canary.rollout.table import Cells, Table
 
 # Requests that each version must have in a stratum; one with fewer decides nothing.
 MIN_PAIRS = 30
@@ -52,16 +52,14 @@ class Score:
 class Strata:
     """The strata in which both versions have MIN_PAIRS requests: int64 [strata, bins] of each."""
 
-    canary: Table
-    stable: Table
+    canary: Cells
+    stable: Cells
 
     @classmethod
     def shared(cls, canary: Table, stable: Table) -> "Strata":
         """Those of all strata that can be compared."""
-        # The canary has requests in few: of the others stable's are not added up.
-        rows = np.flatnonzero(canary.sum(axis=1) >= MIN_PAIRS)
-        rows = rows[stable[rows].sum(axis=1) >= MIN_PAIRS]
-        return cls(canary[rows], stable[rows])
+        rows = np.flatnonzero((canary.requests >= MIN_PAIRS) & (stable.requests >= MIN_PAIRS))
+        return cls(canary.cells[rows], stable.cells[rows])
 
     def __len__(self) -> int:
         return len(self.canary)
@@ -85,7 +83,7 @@ def rank_score(strata: Strata, bins: int) -> Score:
     below = np.cumsum(stable, axis=1) - stable
     greater = (canary * (below + 0.5 * stable)).sum(axis=1)
     ties = (canary + stable).astype(np.float64)
-    correction = (ties**3 - ties).sum(axis=1) / (both * (both - 1.0))
+    correction = (ties * ties * ties - ties).sum(axis=1) / (both * (both - 1.0))
     variance = m * n / 12.0 * (both + 1.0 - correction)
     weight = 1.0 / (both + 1.0)
     return Score(float((weight * (greater - 0.5 * m * n)).sum()), float((weight**2 * variance).sum()))
@@ -124,7 +122,7 @@ def ratio_estimate(score: Callable[[int], Score]) -> float:
     return float(BIN_RATIO ** (0.5 * (low + high)))
 
 
-def quantile_bin(table: Table, quantile: float) -> int:
+def quantile_bin(table: Cells, quantile: float) -> int:
     """The bin in which the quantile of all requests of a table lies."""
     counts = np.cumsum(table.sum(axis=0))
     return int(np.searchsorted(counts, quantile * counts[-1]))
@@ -135,13 +133,13 @@ def bins_of(factor: float) -> int:
     return round(log(factor) / log(BIN_RATIO))
 
 
-def _occupied(canary: Table, stable: Table) -> tuple[Table, Table]:
+def _occupied(canary: Cells, stable: Cells) -> tuple[Cells, Cells]:
     """Both without the bins that are empty in all strata of both; the order of what is left is the same."""
     used = canary.any(axis=0) | stable.any(axis=0)
     return canary[:, used], stable[:, used]
 
 
-def _shifted(table: Table, bins: int) -> Table:
+def _shifted(table: Cells, bins: int) -> Cells:
     """Every value divided by BIN_RATIO**bins; what would leave the table stays at its end."""
     if bins == 0 or not len(table):
         return table

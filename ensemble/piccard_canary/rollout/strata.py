@@ -23,18 +23,23 @@ OTHERS_BUSY = 0.5
 BIN_RATIO = 1.05
 SHORTEST = 0.0005
 VALUE_BINS = 260
+_LOG_RATIO = np.log(BIN_RATIO)
 
-STRATA = (len(LOAD_EDGES) + 1) * (len(PROMPT_EDGES) + 1) * 2
+_CONDITIONS = (len(PROMPT_EDGES) + 1) * 2
+STRATA = (len(LOAD_EDGES) + 1) * _CONDITIONS
 ANSWER_STRATA = STRATA * (len(ANSWER_EDGES) + 1)
 
 
-def stratum_of(
-    load: NDArray[np.float64], prompt: NDArray[np.float64], others: NDArray[np.float64]
-) -> NDArray[np.int64]:
-    """Number of the stratum, [n], of the load, prompt tokens and others' load, [n] each."""
-    cell = np.searchsorted(LOAD_EDGES, load, side="right") * (len(PROMPT_EDGES) + 1)
-    cell = (cell + np.searchsorted(PROMPT_EDGES, prompt, side="right")) * 2
+def condition_of(prompt: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Number of the condition beside the load, [n], of the prompt tokens and others' load, [n] each."""
+    cell = np.searchsorted(PROMPT_EDGES, prompt, side="right") * 2
     return np.asarray(cell + (others >= OTHERS_BUSY), dtype=np.int64)
+
+
+def stratum_of(load: NDArray[np.float64], conditions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number of the stratum, [n], of the load and `condition_of` the rest, [n] each."""
+    cell = np.searchsorted(LOAD_EDGES, load, side="right") * _CONDITIONS
+    return np.asarray(cell + conditions, dtype=np.int64)
 
 
 def answer_stratum_of(strata: NDArray[np.int64], answer: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -45,7 +50,7 @@ def answer_stratum_of(strata: NDArray[np.int64], answer: NDArray[np.float64]) ->
 
 def value_bin(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
     """Number of the bin of a latency in seconds; what is shorter or longer than any is in the first or last."""
-    position = np.log(np.maximum(seconds, SHORTEST) / SHORTEST) / np.log(BIN_RATIO)
+    position = np.log(np.maximum(seconds, SHORTEST) / SHORTEST) / _LOG_RATIO
     return np.minimum(position, VALUE_BINS - 1).astype(np.int64)
 
 

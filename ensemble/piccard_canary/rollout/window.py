@@ -9,23 +9,22 @@ from piccard_canary.rollout.observations import Observations
 from piccard_canary.rollout.strata import (
     ANSWER_STRATA,
     STRATA,
-    VALUE_BINS,
     answer_stratum_of,
+    condition_of,
     stratum_of,
     value_bin,
 )
+from piccard_canary.rollout.table import Table
 
 PROPORTIONS = ("errors", "truncated", "fallback")
 LATENCIES = ("first_token", "token_gap")
 THROUGHPUT = "token_rate"
 
-Table = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 def _tables() -> dict[str, Table]:
-    found = {name: np.zeros((STRATA, VALUE_BINS), dtype=np.int64) for name in LATENCIES}
-    return found | {THROUGHPUT: np.zeros((ANSWER_STRATA, VALUE_BINS), dtype=np.int64)}
+    return {name: Table(STRATA) for name in LATENCIES} | {THROUGHPUT: Table(ANSWER_STRATA)}
 
 
 @dataclass(slots=True)
@@ -36,7 +35,7 @@ class Window:
         requests: how many that a client was answered, or not; mirrored ones are in the tables alone.
         events: of these, how many failed, were truncated, fell back, by the name of the proportion.
         tables: of each latency, and of what a token takes of a whole request (seconds, the inverse of tokens a
-            second), the requests by stratum and bin of its value, int64 [strata, bins].
+            second), the requests by stratum and bin of its value.
     """
 
     requests: int = 0
@@ -50,26 +49,26 @@ class Window:
         for name, flags in zip(PROPORTIONS, (seen.failed, seen.truncated, seen.fallback), strict=True):
             self.events[name] += int(np.count_nonzero(flags & answers))
         known = ~seen.failed
-        self._count("first_token", seen.first_token, _strata(seen, seen.first_load), known)
-        self._count("token_gap", seen.token_gap, _strata(seen, seen.gap_load), known)
+        conditions = condition_of(seen.prompt_tokens, seen.others)
+        first, gap = (_strata(load, conditions) for load in (seen.first_load, seen.gap_load))
+        self._count("first_token", seen.first_token, first, known)
+        self._count("token_gap", seen.token_gap, gap, known)
         seconds, load = _whole(seen)
-        strata = answer_stratum_of(_strata(seen, load), seen.completion_tokens)
+        strata = answer_stratum_of(_strata(load, conditions), seen.completion_tokens)
         self._count(THROUGHPUT, seconds, strata, known)
 
     def _count(self, name: str, values: Floats, strata: NDArray[np.int64], known: NDArray[np.bool_]) -> None:
         known = known & ~np.isnan(values) & (strata >= 0)
-        cells = strata[known] * VALUE_BINS + value_bin(values[known])
-        np.add.at(self.tables[name].reshape(-1), cells, 1)
+        self.tables[name].count(strata[known], value_bin(values[known]))
 
     def rate(self, name: str) -> float:
         """Share of the requests with the event `name`; 0 without requests."""
         return self.events[name] / self.requests if self.requests else 0.0
 
 
-def _strata(seen: Observations, load: Floats) -> NDArray[np.int64]:
+def _strata(load: Floats, conditions: NDArray[np.int64]) -> NDArray[np.int64]:
     """The stratum of each request, [n]; negative where its load is not known."""
-    strata = stratum_of(np.nan_to_num(load), seen.prompt_tokens, seen.others)
-    return np.where(np.isnan(load), np.int64(-ANSWER_STRATA), strata)
+    return np.where(np.isnan(load), np.int64(-ANSWER_STRATA), stratum_of(load, conditions))
 
 
 def _whole(seen: Observations) -> tuple[Floats, Floats]:

@@ -71,3 +71,22 @@ def test_with_mirrored_requests_nobody_has_to_be_asked() -> None:
     assert slower.why.startswith("token_gap")
     equal = run(SCENARIOS["equal, steady traffic, mirrored"], 0)
     assert equal.phase is Phase.PROMOTED
+
+
+@pytest.mark.parametrize(
+    ("name", "ended"),
+    [
+        ("equal", (Phase.PROMOTED, 1.0, 1440.0, 1)),
+        ("errors +2 points", (Phase.ABORTED, 0.05, 420.0, 5)),
+        ("first token +20 %", (Phase.ABORTED, 0.25, 630.0, 2326)),
+        ("both latencies +9 %", (Phase.ABORTED, 0.25, 780.0, 4036)),
+        ("equal, steady traffic", (Phase.PAUSED, 0.25, 1920.0, 4)),
+        ("token gap +20 %, steady traffic, mirrored", (Phase.ABORTED, 0.01, 30.0, 15)),
+    ],
+)
+def test_the_measured_rollouts_are_these(name: str, ended: tuple[Phase, float, float, int]) -> None:
+    """Seed 0 of scenarios of the benchmark: where an end changes, what it has measured is of other verdicts."""
+    plan = Plan(interval=240.0, look=30.0, bake=240.0)
+    scenario = next(one for one in standard_scenarios(plan, 0.001) if one.name == name)
+    found = run(scenario, 0)
+    assert (found.phase, found.reached, found.seconds, found.harmed) == ended

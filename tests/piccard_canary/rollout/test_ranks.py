@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from piccard_canary.rollout.ranks import Score, Strata, bins_of, rank_score, ratio_estimate, tail_score
 from piccard_canary.rollout.strata import BIN_RATIO, VALUE_BINS
+from piccard_canary.rollout.table import Table
 
 values = st.lists(st.integers(100, 112), min_size=2, max_size=30)
 
@@ -71,12 +72,21 @@ def test_the_factor_is_found(factor: float) -> None:
     assert ratio_estimate(lambda bins: rank_score(strata, bins)) == pytest.approx(factor, rel=0.05)
 
 
+def counted(*rows: list[int]) -> Table:
+    """One stratum a row of bins, request by request."""
+    found = Table(len(rows))
+    for stratum, bins in enumerate(rows):
+        found.count(np.full(len(bins), stratum), np.array(bins))
+    return found
+
+
 def test_strata_without_enough_pairs_are_left_out() -> None:
-    rare, many = [100] * 29, [100] * 30
-    strata = Strata.shared(table(rare, many, many), table(many, rare, many))
+    rare, many = [100] * 29, [*range(100, 129), 100]
+    strata = Strata.shared(counted(rare, many, many), counted(many, rare, many))
     assert len(strata) == 1
     assert strata.pairs == 30
-    nothing = Strata.shared(table(rare), table(rare))
+    assert (strata.canary == table(many)).all()
+    nothing = Strata.shared(counted(rare), counted(rare))
     assert rank_score(nothing, bins_of(1.05)) == tail_score(nothing, 0) == Score()
 
 
