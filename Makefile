@@ -29,8 +29,9 @@ serve: .venv/.runtime ## set up, make the home .piccard/ and run the server in t
 	@$(BIN)/piccard init
 	@exec $(BIN)/piccard serve $(SERVE_ARGS)
 
+# What the tests' many processes import is compiled once, also where the environment says not to keep that.
 test: .venv/.dev ## set up and run every test, those on a real server too
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) $(TEST_ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) $(TEST_ARGS)
 
 lint: .venv/.dev ## ruff, mypy and the import rules
 	$(BIN)/ruff check .

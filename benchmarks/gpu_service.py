@@ -1,6 +1,6 @@
 """A whole service on one GPU: a real tritonserver, versions published, canaried, promoted and retired on one card.
 
-    python benchmarks/gpu_service.py [--sections demo,roll] [--folder DIR] [--budget SECONDS]
+    python benchmarks/gpu_service.py [--sections demo,roll,runners] [--folder DIR] [--budget SECONDS]
     python benchmarks/gpu_service.py --smoke                     # every path at a tiny size, on a CPU too
 
     demo  serves the demo checkpoint; its greedy text is compared with the CPU's model, teacher-forced, at the end
@@ -8,6 +8,9 @@
           weights is published beside it, gets 5 % of the traffic, is promoted, and version 1 is retired; a third that
           does not fit is refused. What the streams felt is told stage by stage, beside the memory of the card and what
           `piccard doctor` and `status` say.
+    runners  the demo checkpoint with runner torch as version 1 and with runner onnxruntime as version 2, on one card:
+          their greedy texts side by side; then under a load of streams version 2 gets 5 % of the traffic, is killed
+          while it has half of it, comes back, and is promoted
 
 Weights are made once, in --folder, while demo runs. Figures are appended to gpu_service.jsonl as they come.
 """
@@ -21,8 +24,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +43,11 @@ from piccard_server import RunningServer
 from whole_engine.checkpoint import SHAPES, is_whole
 from whole_engine.results import Log, Row, assemble, read, table, unfinished
 from whole_service import card
-from whole_service.clients import Clients, Load, Record, ask, prompt_text
+from whole_service.clients import PROMPTS, Clients, Load, Record, Served, ask, prompt_text, served
+from whole_service.runners import run_runners
 from whole_service.stages import Stage
 
-SECTIONS = ("demo", "roll")
-PROMPTS = (
-    "def fibonacci(n):\n",
-    "import os\n\n\ndef walk(folder):\n",
-    "class Stack:\n    def __init__(self):\n",
-    "for line in open(path):\n    ",
-    "The deepest point of the sea is",
-    "def merge(left, right):\n    result = []\n",
-    "import json\nimport re\n",
-    "while True:\n    try:\n",
-)
+SECTIONS = ("demo", "roll", "runners")
 CANARY = 0.05
 # Seconds that ending the streams and the server and telling of them may take.
 ENDING = 25.0
@@ -72,6 +67,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--window", type=float, help="seconds of each stage; default: 10, 3 with --smoke")
     parser.add_argument("--budget", type=float, help="seconds after which no further stage is begun")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--ops-library", type=Path, help="operators of runner onnxruntime; default: built")
     parser.add_argument("--compare", action="store_true", help="only what an earlier run in --out served, with the CPU")
     parser.add_argument("--smoke", action="store_true", help="every path once, at sizes that say nothing")
     options = parser.parse_args(arguments)
@@ -129,6 +125,7 @@ class Course:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.log = Log(options.out / "gpu_service.jsonl")
+        self._section = ""
         self._stages: list[Stage] = []
 
     def left(self, needed: float, what: str) -> bool:
@@ -148,6 +145,7 @@ class Course:
         """A server over a new home with this version alone, ended afterwards; its log is kept where it fails."""
         home = folder / section
         init_home(home, {1: version})
+        self._section, self._stages = section, []
         began = time.monotonic()
         server = RunningServer(home, threads=None)
         try:
@@ -215,26 +213,26 @@ class Course:
         )
         with self.serving("demo", folder, version) as server:
             self.look("demo", "serving", server)
-            records = asyncio.run(_answers(server.grpc, 16 if self.options.smoke else 64))
+            records = self.answers(server)
+        answers = [asdict(each) for each in served(checkpoint, records)]
+        self.log.write(served=answers)
+
+    def answers(self, server: RunningServer, version: int | None = None) -> list[Record]:
+        """Greedy answers to each prompt, of a version where it is named. Raises RuntimeError where one is not whole."""
+        records = asyncio.run(_answers(server.grpc, 16 if self.options.smoke else 64, version))
         wrong = [record.error for record in records if record.error]
         if wrong:
             raise RuntimeError(f"{len(wrong)} of {len(records)} streams failed: {wrong[0]}")
-        tokenizer = Tokenizer.from_folder(checkpoint)
-        prompts = 2 * [tokenizer.encode(text) for text in PROMPTS]
-        lengths = [len(ids) for ids in prompts]
-        if lengths != [record.num_input_tokens for record in records]:
-            raise RuntimeError(f"prompts have {lengths} tokens, the server counted others")
-        answers = zip(prompts, records, strict=True)
-        self.log.write(served=[{"prompt": ids, "output": record.token_ids} for ids, record in answers])
+        return records
 
     def compare(self) -> None:
         """What demo served against the CPU's model, which needs no card."""
-        served = [each for line in read([self.log.path]) for each in line.get("served", ())]
-        if not served:
+        kept = [each for line in read([self.log.path]) for each in line.get("served", ())]
+        if not kept:
             return
-        from whole_service.agreement import Served, agreement
+        from whole_service.agreement import agreement
 
-        answers = [Served(**each) for each in served]
+        answers = [Served(**each) for each in kept]
         found = agreement(demo_checkpoint(), answers)
         tokenizer = Tokenizer.from_folder(demo_checkpoint())
         details = found.as_json() | {"texts": [tokenizer.decode(answer.output) for answer in answers]}
@@ -256,58 +254,64 @@ class Course:
         )
         with self.serving("roll", folder, version) as server:
             load = Load(server.grpc, options.streams, options.prompt, options.tokens, options.config["vocab_size"])
-            clients = Clients(load, folder)
-            try:
-                clients.wait_running()
-                self._stages_of(server, weights.folder)
-            except OutOfTimeError as error:
-                self.log.write(skipped=f"roll from {error} on", why="the time is used up")
-            except Exception as error:
-                self.log.write(failed="roll", why=f"{type(error).__name__}: {error}")
-                traceback.print_exc()
-                self._keep_logs("roll", server)
-            finally:
-                records = clients.stop()
-                self._tell_streams(records)
+            self.under_load(server, load, folder, lambda: self._stages_of(server, weights.folder))
+
+    def under_load(self, server: RunningServer, load: Load, folder: Path, run: Callable[[], None]) -> None:
+        """Call `run` while streams go on, and tell what they felt."""
+        section = self._section
+        clients = Clients(load, folder)
+        try:
+            clients.wait_running()
+            run()
+        except OutOfTimeError as error:
+            self.log.write(skipped=f"{section} from {error} on", why="the time is used up")
+        except Exception as error:
+            self.log.write(failed=section, why=f"{type(error).__name__}: {error}")
+            traceback.print_exc()
+            self._keep_logs(section, server)
+        finally:
+            self._tell_streams(clients.stop())
 
     def _stages_of(self, server: RunningServer, weights: Path) -> None:
-        self._wait("alone")
+        self.wait("alone")
         self.look("roll", "version 1 alone", server)
         publish = ("publish", str(weights), "--precision", "bfloat16", "--no-hash-weights")
-        code = self._during("while version 2 loads", server, *publish, "--label", "v2", "--memory", self.options.memory)
+        code = self.during("while version 2 loads", server, *publish, "--label", "v2", "--memory", self.options.memory)
         if code:
             raise RuntimeError("version 2 was not published")
-        self._wait("version 2 idle")
+        self.wait("version 2 idle")
         self.look("roll", "version 2 idle", server)
         self.command("roll", "canary", server, "canary", "set", "--version", "2", "--ratio", str(CANARY))
         # One stream in twenty goes there, so it takes longer to see as many.
-        self._wait("version 2 gets 5 %", 1.5)
-        self._during("promotion", server, "promote", "2")
-        self._wait("version 2 stable, version 1 idle", 0.5)
+        self.wait("version 2 gets 5 %", 1.5)
+        self.during("promotion", server, "promote", "2")
+        self.wait("version 2 stable, version 1 idle", 0.5)
         # As much again does not fit on a card; on a CPU, whose versions share nothing, no amount this small does.
         memory = "1MiB" if card.name() == "cpu" else self.options.memory
         if self.left(70.0, "a third version"):
-            self._during("while version 3 is refused", server, *publish, "--label", "v3", "--memory", memory)
+            self.during("while version 3 is refused", server, *publish, "--label", "v3", "--memory", memory)
             self.command("roll", "refused", server, "retire", "3")
-        self._during("retirement", server, "retire", "1", "--force", "--wait", "60")
-        self._wait("version 2 alone", 0.7)
+        self.during("retirement", server, "retire", "1", "--force", "--wait", "60")
+        self.wait("version 2 alone", 0.7)
         self.look("roll", "version 2 alone", server)
 
-    def _check_time(self, what: str) -> None:
+    def check_time(self, what: str) -> None:
         deadline = self.options.deadline
         if deadline is not None and time.monotonic() > deadline - ENDING:
             raise OutOfTimeError(what)
 
-    def _wait(self, name: str, windows: float = 1.0) -> None:
-        self._check_time(name)
+    def wait(self, name: str, windows: float = 1.0) -> None:
+        """Let the streams run for as many windows, as a stage of this name. Raises OutOfTimeError."""
+        self.check_time(name)
         begin = time.monotonic()
         time.sleep(windows * self.options.window)
         self._stages.append(Stage(name, begin, time.monotonic()))
 
-    def _during(self, name: str, server: RunningServer, *arguments: str) -> int:
-        self._check_time(name)
+    def during(self, name: str, server: RunningServer, *arguments: str) -> int:
+        """Run piccard as a stage of this name; returns its exit code. Raises OutOfTimeError."""
+        self.check_time(name)
         begin = time.monotonic()
-        code, _ = self.command("roll", name, server, *arguments)
+        code, _ = self.command(self._section, name, server, *arguments)
         self._stages.append(Stage(name, begin, time.monotonic()))
         return code
 
@@ -315,7 +319,9 @@ class Course:
         lost = [record.error for record in records if record.error]
         by_version = {number: sum(record.version == number for record in records) for number in (1, 2, 3)}
         details = {"streams": len(records), "by_version": by_version, "errors": sorted(set(lost))[:20]}
-        self.log.add(Row("roll", "streams lost or cut short", len(lost), "streams", "less", 0.0, details=details))
+        self.log.add(
+            Row(self._section, "streams lost or cut short", len(lost), "streams", "less", 0.0, details=details)
+        )
         alone: dict[str, Any] | None = None
         for stage in self._stages:
             stable = stage.figures(records)
@@ -328,24 +334,28 @@ class Course:
         parts = {f"version_{number}": stage.figures(records, number) for number in (1, 2)}
         rate = all_streams["tokens_per_second"]
         details = {"all": all_streams, **parts}
-        self.log.add(Row("roll", f"{stage.name}: rate", rate, "tokens/s", "more", details=details))
+        self.log.add(Row(self._section, f"{stage.name}: rate", rate, "tokens/s", "more", details=details))
         if all_streams is not alone and alone["tokens_per_second"]:
             slower = rate / alone["tokens_per_second"]
-            self.log.add(Row("roll", f"{stage.name}: rate over alone", slower, "x", "more"))
+            self.log.add(Row(self._section, f"{stage.name}: rate over alone", slower, "x", "more"))
         for number in (1, 2):
             found = parts[f"version_{number}"]["between_tokens_ms"]
             if found:
                 for name in ("p50", "p99"):
                     case = f"{stage.name}: version {number}, between tokens {name}"
-                    self.log.add(Row("roll", case, found[name], "ms"))
+                    self.log.add(Row(self._section, case, found[name], "ms"))
 
 
-async def _answers(address: str, tokens: int) -> list[Record]:
+async def _answers(address: str, tokens: int, version: int | None) -> list[Record]:
     """Each prompt alone, one after another, and then all at once."""
     client = grpcclient.InferenceServerClient(address)
+
+    def asked(prompt: str) -> Coroutine[Any, Any, Record]:
+        return ask(client, prompt_text(prompt), tokens, version=version)
+
     try:
-        alone = [await ask(client, prompt_text(prompt), tokens) for prompt in PROMPTS]
-        return [*alone, *await asyncio.gather(*(ask(client, prompt_text(prompt), tokens) for prompt in PROMPTS))]
+        alone = [await asked(prompt) for prompt in PROMPTS]
+        return [*alone, *await asyncio.gather(*map(asked, PROMPTS))]
     finally:
         await client.close()
 
@@ -391,6 +401,8 @@ def main(arguments: list[str] | None = None) -> None:
                 _guarded(course, "demo", lambda: course.demo(Path(folder)))
             if weights is not None and course.left(60.0, "roll"):
                 _guarded(course, "roll", lambda: course.roll(Path(folder), weights))
+            if "runners" in options.sections and course.left(60.0, "runners"):
+                _guarded(course, "runners", lambda: run_runners(course, Path(folder)))
         if course.left(15.0, "the comparison, which --compare makes up for"):
             _guarded(course, "compare", course.compare)
     finally:

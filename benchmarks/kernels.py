@@ -46,6 +46,11 @@ from deepseek_engine.kernels.block_map import BlockMap, block_map
 from deepseek_engine.kernels.block_sparse_attention import block_sparse_attention
 from deepseek_engine.kernels.block_sparse_gemm import block_sparse_gemm
 from deepseek_engine.kernels.catalogue import TABLES
+from deepseek_engine.kernels.fp8_block_gemm import fp8_block_linear
+from deepseek_engine.kernels.fp8_block_gemm_triton import fp8_block_gemm
+from deepseek_engine.kernels.int4_gemm import int4_linear
+from deepseek_engine.kernels.int4_gemm_triton import int4_gemm
+from deepseek_engine.kernels.moe_int4_triton import PackedExperts, moe_experts_int4
 from deepseek_engine.kernels.tiled_mask import TiledMask, tiled_mask
 from deepseek_engine.kernels.variants import AMPERE, HOPPER, Kernel, Variant
 
@@ -469,7 +474,7 @@ def section_rope(report: Report) -> None:
     for tokens, heads in ((16384, 128), (16384, 16)):
         q, latent = random(tokens, heads, 192), random(tokens, 576)
         weight, plane = random(512), random(tokens, 576)
-        table = rope_cache_triton.rope_table(torch.rand(32, device=DEVICE), 1.0, tokens)
+        table = rope.rope_table(torch.rand(32, device=DEVICE), 1.0, tokens)
         positions, slots = torch.arange(tokens, device=DEVICE), torch.randperm(tokens, device=DEVICE)
         # A second set of queries, so that the smaller case does not stay in the cache.
         sets = [q, q.clone()] if heads == 128 else [q.clone() for _ in range(4)]
@@ -920,6 +925,92 @@ def section_products(report: Report) -> None:
             report.add("products", f"{name}, {rows} rows", "torch, product alone", us, moved, done)
 
 
+PACKED_SHAPES = {
+    "V2-Lite gate and up": (2 * 10944, 2048),
+    "V2-Lite down": (2048, 10944),
+    "4096 x 4096": (4096, 4096),
+    "V3 expert, gate and up": (2 * 2048, 7168),
+    "V3 expert, down": (7168, 2048),
+    "V3 dense, down": (7168, 18432),
+}
+"""Columns and depth."""
+PACKED_GROUP, PACKED_BLOCK = 32, (128, 128)
+
+
+def section_packed(report: Report) -> None:
+    """Products with packed weights by the declared rows, beside torch's in bfloat16; weights come from memory."""
+    for name, (columns, depth) in PACKED_SHAPES.items():
+        copies = max(1, min(24, 2**28 // (columns * depth)))
+        int4 = [packed_int4(columns, depth) for _ in range(copies)]
+        fp8 = [packed_fp8(columns, depth) for _ in range(copies)]
+        whole = [random(columns, depth, scale=depth**-0.5) for _ in range(copies)]
+        for rows in (1, 2, 8, 32, 256):
+            x, case = random(rows, depth), f"{name}, {rows} rows"
+            ends, done = 2 * rows * (depth + columns), 2 * rows * columns * depth
+
+            def run_int4(weight: tuple[torch.Tensor, ...]) -> torch.Tensor:
+                return int4_gemm(x, *weight, group_size=PACKED_GROUP)
+
+            def run_fp8(weight: tuple[torch.Tensor, ...]) -> torch.Tensor:
+                return fp8_block_gemm(x, *weight, block=PACKED_BLOCK)
+
+            half = timed([partial(torch.nn.functional.linear, x, weight) for weight in whole])
+            report.add("packed", case, "torch, bfloat16", half, 2 * columns * depth + ends, done)
+            for kind, weights, run, exact in (
+                ("int4", int4, run_int4, int4_linear(x.double(), *int4[0], PACKED_GROUP)),
+                ("fp8", fp8, run_fp8, fp8_block_linear(x.double(), *fp8[0], PACKED_BLOCK)),
+            ):
+                error = relative_error(run(weights[0]), exact)
+                us = timed([partial(run, weight) for weight in weights])
+                moved = sum(part.numel() * part.element_size() for part in weights[0]) + ends
+                report.add("packed", case, kind, us, moved, done, error=error, note=f"{half / us:.2f} of torch's rate")
+    section_packed_experts(report)
+
+
+def section_packed_experts(report: Report) -> None:
+    """V2-Lite's experts of four bits beside those in bfloat16, the shared ones among them."""
+    count, hidden, inner, top_k = 66, 2048, 1408, 8
+    whole = random(count, 2 * inner, hidden, scale=hidden**-0.5), random(count, hidden, inner, scale=inner**-0.5)
+    packed = tuple(
+        PackedExperts(*(part.view(count, outputs, -1) for part in packed_int4(count * outputs, depth)))
+        for outputs, depth in ((2 * inner, hidden), (hidden, inner))
+    )
+    for tokens in (1, 8, 64, 512):
+        x, weights = random(tokens, hidden), torch.rand(tokens, top_k, device=DEVICE)
+        experts = torch.rand(tokens, count, device=DEVICE).topk(top_k, dim=-1).indices.int()
+        touched = experts.unique().numel()
+        done, case = 6 * tokens * top_k * hidden * inner, f"V2-Lite experts, {tokens} tokens"
+
+        def run_whole() -> torch.Tensor:
+            return moe_triton.moe_experts(x, weights, experts, *whole)
+
+        def run_packed() -> torch.Tensor:
+            return moe_experts_int4(x, weights, experts, *packed, group_size=PACKED_GROUP)
+
+        half = timed([run_whole])
+        report.add("packed", case, "bfloat16", half, 6 * touched * hidden * inner, done)
+        us = timed([run_packed])
+        moved = int(3 * touched * hidden * inner * (0.5 + 3 / PACKED_GROUP))
+        report.add("packed", case, "int4", us, moved, done, note=f"{half / us:.2f} of bfloat16's rate")
+
+
+def packed_int4(columns: int, depth: int) -> tuple[torch.Tensor, ...]:
+    """Random weight, scales and zeros."""
+    shape = (columns, depth // PACKED_GROUP)
+    return (
+        torch.randint(0, 256, (columns, depth // 2), dtype=torch.uint8, device=DEVICE),
+        (torch.rand(shape, device=DEVICE) * 0.3 * depth**-0.5).to(DTYPE),
+        torch.randint(0, 16, shape, dtype=torch.uint8, device=DEVICE),
+    )
+
+
+def packed_fp8(columns: int, depth: int) -> tuple[torch.Tensor, ...]:
+    """Random weight and scales."""
+    blocks = (-(-columns // PACKED_BLOCK[0]), -(-depth // PACKED_BLOCK[1]))
+    weight = random(columns, depth, scale=60.0, dtype=torch.float32).to(torch.float8_e4m3fn)
+    return weight, torch.rand(blocks, device=DEVICE) * 0.02 * depth**-0.5
+
+
 def section_sampling(report: Report) -> None:
     vocabulary = 102400
     for count in (1, 32, 128):
@@ -1103,7 +1194,7 @@ def grouped_prefills(report: Report) -> None:
 def grouped_ropes(report: Report) -> None:
     tokens, half = 16384, GROUPED_WIDTH // 2
     inv_freq = torch.rand(half, device=DEVICE)
-    table = rope_cache_triton.rope_table(inv_freq, 1.0, tokens)
+    table = rope.rope_table(inv_freq, 1.0, tokens)
     positions, slots = torch.arange(tokens, device=DEVICE), torch.randperm(tokens, device=DEVICE)
     turns = rope.rotations(positions[-64:], inv_freq, 1.0)
     for heads, key_heads in ((32, 8), (32, 32)):
@@ -1156,6 +1247,7 @@ SECTIONS: dict[str, Callable[[Report], None]] = {
     "prefill": section_prefill,
     "sparse": section_sparse,
     "products": section_products,
+    "packed": section_packed,
     "norm": section_norm,
     "rope": section_rope,
     "grouped": section_grouped,

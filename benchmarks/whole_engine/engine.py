@@ -205,6 +205,15 @@ def decode(
     return Decoding(steps, len(prompts[0]) + (lead + last) / 2)
 
 
+def first_tokens(engine: Engine, prompts: list[list[int]], device: torch.device) -> float:
+    """Seconds until each of the prompts, queued at once into an idle engine, has its first token."""
+    with Streams(engine) as streams:
+        synchronize(device)
+        begin = time.perf_counter()
+        streams.add(prompts, 1)
+        return streams.until(1) - begin
+
+
 @contextlib.contextmanager
 def watched_experts(built: Built, watch: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Calls `watch` with a layer's index and the experts int [T, top_k] that its tokens chose, in eager steps."""

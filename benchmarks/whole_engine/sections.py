@@ -16,7 +16,7 @@ from deepseek_engine.models.config import DeepseekConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from whole_engine import gpu_trace
-from whole_engine.engine import Built, Decoding, Prompts, Streams, decode, synchronize, watched_experts
+from whole_engine.engine import Built, Decoding, Prompts, Streams, decode, first_tokens, synchronize, watched_experts
 from whole_engine.floor import Routing, expected_touched, step_bytes
 from whole_engine.results import Log, Row
 
@@ -49,6 +49,7 @@ class Sizes:
     long_window: int = 32
     filtered_batch: int = 32
     runner_batches: tuple[int, ...] = (1, 8, 32, 128)
+    runner_prompts: tuple[int, ...] = (512, 2048, 8192)
     generate_batches: tuple[int, ...] = (1, 32)
     prefill_batch: int = 8
     streams: int = 32
@@ -75,6 +76,7 @@ SMOKE = Sizes(
     long_window=2,
     filtered_batch=4,
     runner_batches=(1, 4),
+    runner_prompts=(20, 70),
     generate_batches=(1, 32),
     prefill_batch=2,
     streams=4,
@@ -324,14 +326,10 @@ def section_tail(bench: Bench) -> None:
 
 def _first_tokens(bench: Bench, count: int, length: int, turns: int | None = None) -> list[float]:
     """Seconds until each of `count` fresh prompts has its first token; one more turn before is not counted."""
-    times = []
-    for _ in range((turns or bench.sizes.turns) + 1):
-        with Streams(bench.built.engine) as streams:
-            prompts = bench.prompts.draw(count, length)
-            synchronize(bench.device)
-            begin = time.perf_counter()
-            streams.add(prompts, 1)
-            times.append(streams.until(1) - begin)
+    times = [
+        first_tokens(bench.built.engine, bench.prompts.draw(count, length), bench.device)
+        for _ in range((turns or bench.sizes.turns) + 1)
+    ]
     return times[1:]
 
 
@@ -439,19 +437,20 @@ def decode_trace(step: Callable[[], object], steps: int, device: torch.device) -
     traced without them.
     """
     if device.type != "cuda":
-        return _traced(step, steps, device, [ProfilerActivity.CPU])
+        return traced(step, steps, device, [ProfilerActivity.CPU])
     # The profiler's own start falls into the first trace of a process.
-    _traced(step, 2, device, [ProfilerActivity.CUDA])
-    events = _traced(step, steps, device, [ProfilerActivity.CUDA])
+    traced(step, 2, device, [ProfilerActivity.CUDA])
+    events = traced(step, steps, device, [ProfilerActivity.CUDA])
     with contextlib.suppress(ValueError):
         gpu_trace.gaps(events, steps)
         return events
-    return _traced(step, steps, device, [ProfilerActivity.CPU, ProfilerActivity.CUDA])
+    return traced(step, steps, device, [ProfilerActivity.CPU, ProfilerActivity.CUDA])
 
 
-def _traced(
+def traced(
     step: Callable[[], object], steps: int, device: torch.device, activities: list[ProfilerActivity]
 ) -> list[gpu_trace.Event]:
+    """The events of calling `step` that often."""
     synchronize(device)
     with profile(activities=activities) as profiler:
         for _ in range(steps):

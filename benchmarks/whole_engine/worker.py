@@ -263,6 +263,7 @@ def two_runners(work: Work) -> None:
         work.log,
         batches=sizes.runner_batches,
         prompt=sizes.prompt,
+        prompts=sizes.runner_prompts,
         turns=sizes.turns,
         lead=sizes.lead,
         window=sizes.window,

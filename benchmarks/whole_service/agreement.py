@@ -10,13 +10,7 @@ from deepseek_engine.models import load_model
 from paged_sequences import chunked_logits
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One greedy answer: token ids of prompt and output."""
-
-    prompt: list[int]
-    output: list[int]
+from whole_service.clients import Served
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +75,41 @@ def agreement(checkpoint: Path, answers: Sequence[Served]) -> Agreement:
             for found in _disagreements(place, logits, ids)
         ],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two greedy answers to one prompt part.
+
+    Attributes:
+        tokens: of the one and the other.
+        margin: between the logits that the float64 model gives them.
+    """
+
+    answer: int
+    position: int
+    tokens: tuple[int, int]
+    margin: float
+
+
+def differences(checkpoint: Path, ours: Sequence[Served], theirs: Sequence[Served]) -> list[Difference]:
+    """The first difference of each pair of answers that are not the same; what follows it answers another text."""
+    parted = []
+    for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        pairs = enumerate(zip(one.output, other.output, strict=True))
+        first = next((position for position, (a, b) in pairs if a != b), None)
+        if first is not None:
+            parted.append((place, first, Served(one.prompt, one.output[: first + 1]), other.output[first]))
+    exact = _logits(checkpoint, [served for _, _, served, _ in parted], torch.float64)
+    return [
+        Difference(
+            place,
+            first,
+            (served.output[-1], other),
+            abs(float(logits[-1, served.output[-1]] - logits[-1, other])),
+        )
+        for (place, first, served, other), logits in zip(parted, exact, strict=True)
+    ]
 
 
 def _logits(checkpoint: Path, answers: Sequence[Served], dtype: torch.dtype) -> list[Tensor]:

@@ -13,7 +13,18 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc.aio as grpcclient
+from deepseek_engine.text.tokenizer import Tokenizer
 
+PROMPTS = (
+    "def fibonacci(n):\n",
+    "import os\n\n\ndef walk(folder):\n",
+    "class Stack:\n    def __init__(self):\n",
+    "for line in open(path):\n    ",
+    "The deepest point of the sea is",
+    "def merge(left, right):\n    result = []\n",
+    "import json\nimport re\n",
+    "while True:\n    try:\n",
+)
 TIMEOUT = 60.0
 """Seconds without an answer after which a stream counts as lost."""
 
@@ -44,6 +55,14 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """One greedy answer: token ids of prompt and output."""
+
+    prompt: list[int]
+    output: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """What the clients send.
 
@@ -60,6 +79,20 @@ class Load:
     tokens: int
     vocabulary: int
     processes: int = 4
+
+
+def served(checkpoint: Path, records: Sequence[Record]) -> list[Served]:
+    """The answers to PROMPTS, each asked alone and then all at once.
+
+    Raises:
+        RuntimeError: the server counted other tokens of the prompts than there are.
+    """
+    tokenizer = Tokenizer.from_folder(checkpoint)
+    prompts = 2 * [tokenizer.encode(text) for text in PROMPTS]
+    lengths = [len(ids) for ids in prompts]
+    if lengths != [record.num_input_tokens for record in records]:
+        raise RuntimeError(f"prompts have {lengths} tokens, the server counted others")
+    return [Served(ids, record.token_ids) for ids, record in zip(prompts, records, strict=True)]
 
 
 class Clients:
@@ -167,16 +200,26 @@ def _flag(name: str) -> grpcclient.InferInput:
 
 
 async def ask(
-    client: grpcclient.InferenceServerClient, prompt: grpcclient.InferInput, tokens: int, model: str = "deepseek"
+    client: grpcclient.InferenceServerClient,
+    prompt: grpcclient.InferInput,
+    tokens: int,
+    model: str = "deepseek",
+    *,
+    version: int | None = None,
 ) -> Record:
-    """One greedy stream of exactly `tokens` tokens; what goes wrong is told in the record."""
+    """One greedy stream of exactly `tokens` tokens; what goes wrong is told in the record.
+
+    Args:
+        version: that has to serve it; else the policy decides.
+    """
     sampling = json.dumps({"temperature": 0, "max_tokens": tokens, "ignore_eos": True})
     inputs = [prompt, _bytes("sampling_parameters", sampling), _flag("stream")]
     inputs += [_flag("return_finish_reason"), _flag("return_num_input_tokens")]
     record = Record(time.monotonic())
     try:
         async with asyncio.timeout(TIMEOUT):
-            await _read(client, {"model_name": model, "inputs": inputs}, record)
+            pin = {} if version is None else {"parameters": {"version": version}}
+            await _read(client, {"model_name": model, "inputs": inputs, **pin}, record)
     # A stream that fails is a finding, whatever it fails of.
     except Exception as error:
         record.error = f"{type(error).__name__}: {error}"

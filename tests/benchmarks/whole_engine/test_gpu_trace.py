@@ -108,7 +108,7 @@ def test_the_host_is_traced_only_where_graphs_tell_no_steps(steps: int, monkeypa
         asked.append((steps, [activity.name for activity in activities]))
         return GRAPHS
 
-    monkeypatch.setattr(sections, "_traced", traced)
+    monkeypatch.setattr(sections, "traced", traced)
     events = sections.decode_trace(lambda: None, steps, FakeDevice())  # type: ignore[arg-type]
     assert asked[:2] == [(2, ["CUDA"]), (steps, ["CUDA"])]
     # The three graphs of the trace are three steps, but not two.

@@ -74,12 +74,15 @@ def test_two_runners_take_turns(work: MakeWork, library: Path, tmp_path: Path) -
     lines = read([done.log.path])
     assert not [line for line in lines if "failed" in line or "skipped" in line]
     rows = found(done)
-    assert rows.keys() == {("onnxruntime", f"decode, batch {batch}, over runner torch") for batch in (1, 4)}
-    for row in rows.values():
+    decoding = [f"decode, batch {batch}, over runner torch" for batch in (1, 4)]
+    prompts = [f"first token, {length}-token prompt, over runner torch" for length in (20, 70)]
+    assert [*rows] == [("onnxruntime", case) for case in (*decoding, *prompts)]
+    for (_, case), row in rows.items():
         assert row.ms is not None
         assert row.value == pytest.approx(row.ms / row.details["torch_ms"])
-        assert {name: len(steps) for name, steps in row.details["steps_ms"].items()} == {"torch": 2, "onnxruntime": 2}
-    assert [row.target for row in rows.values()] == [1.2, 1.1]
+        kept = row.details["steps_ms" if case in decoding else "times_ms"]
+        assert {name: len(times) for name, times in kept.items()} == {"torch": 2, "onnxruntime": 2}
+    assert [row.target for row in rows.values()] == [1.2, 1.1, None, None]
     # What is exported is used again.
     made = (tmp_path / "export" / "model.onnx").stat().st_mtime_ns
     WORKERS["runners"](done)
@@ -92,7 +95,8 @@ def test_two_runners_are_not_begun_once_the_time_is_used_up(work: MakeWork, libr
     WORKERS["runners"](done)
     assert not found(done)
     assert [line["skipped"] for line in read([done.log.path]) if "skipped" in line] == [
-        f"onnxruntime, batch {batch}" for batch in (1, 4)
+        *(f"onnxruntime, batch {batch}" for batch in (1, 4)),
+        *(f"onnxruntime, prompt of {length}" for length in (20, 70)),
     ]
 
 
