@@ -2,12 +2,15 @@
 
 import errno
 import io
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from piccard.end_signals import end_signals
 from piccard.errors import OperationError
-from piccard.restarts import LIMIT, end_signals, run_again
+from piccard.restarts import LIMIT, run_again
 from piccard.revival import GOOD_LIFE
 from piccard.supervisor import print_line
 
@@ -27,6 +30,9 @@ class Lives:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+    def end(self) -> None:
+        raise AssertionError("nobody told it to end")
 
     def pause(self, seconds: float) -> bool:
         self.pauses.append(seconds)
@@ -85,14 +91,47 @@ def test_a_signal_in_the_pause_ends_it() -> None:
     assert lives.again(pause=lambda _: True) == 0
 
 
-def test_a_terminal_that_closes_ends_it_unless_it_was_started_with_nohup() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    try:
-        assert end_signals() == [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        assert end_signals() == [signal.SIGINT, signal.SIGTERM]
-    finally:
-        signal.signal(signal.SIGHUP, before)
+@pytest.mark.parametrize("moment", ["made", "begun", "over", "paused"])
+def test_a_signal_ends_it_whenever_it_comes(moment: str) -> None:
+    """As a run is made, as it begins, after it has ended by itself, and in the pause: no other is made."""
+
+    class Told:
+        """Ends by itself, unless it is told to end within its life."""
+
+        def __init__(self) -> None:
+            self.ending = threading.Event()
+            self._interrupt("made")
+
+        def run(self) -> int:
+            self._interrupt("begun")
+            if self.ending.wait(5.0 if moment == "begun" else 0.0):
+                return 0
+            self._interrupt("over")
+            return 1
+
+        def end(self) -> None:
+            self.ending.set()
+
+        @staticmethod
+        def _interrupt(here: str) -> None:
+            if here == moment:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    made: list[Told] = []
+
+    def make() -> Told:
+        made.append(Told())
+        return made[-1]
+
+    def tell(line: str) -> None:
+        if moment == "paused":
+            assert line == "starting it again in 1 s"
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = [signal.getsignal(number) for number in end_signals()]
+    assert run_again(make, tell) == 0
+    assert len(made) == 1
+    assert [signal.getsignal(number) for number in end_signals()] == before
 
 
 def test_a_terminal_that_is_gone_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import queue
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -130,6 +131,17 @@ def test_signal_lets_streams_finish_and_leaves_nothing(fresh_server: Callable[..
     assert stream.wait().error is None
     assert stream.status == "OK"
     assert len(stream.token_ids) == SCRIPT["tokens"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.15, 0.5, 2.0])
+def test_told_to_end_as_its_server_dies(fresh_server: Callable[..., RunningServer], seconds: float) -> None:
+    """Before it has seen the death, as it clears away, in the pause before the next start, and as that one starts."""
+    server = fresh_server(versions=1)
+    os.kill(server.server_pid(), signal.SIGKILL)
+    time.sleep(seconds)
+
+    # It leaves nothing behind either.
+    assert server.stop(timeout=60) == 0
 
 
 @pytest.mark.parametrize(("version", "other"), [(2, 1), (1, 2)])

@@ -4,12 +4,12 @@ Not only its own faults end tritonserver 24.10: when a model's process is killed
 the server's next use of that lock throws (boost's lock_exception, not recoverable) and nothing catches it.
 """
 
-import signal
 import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
 
+from piccard.end_signals import EndSignals
 from piccard.errors import OperationError
 from piccard.revival import GOOD_LIFE, pause_after
 
@@ -22,6 +22,8 @@ class Run(Protocol):
 
     def run(self) -> int: ...
 
+    def end(self) -> None: ...
+
 
 def run_again(
     make: Callable[[], Run],
@@ -30,7 +32,9 @@ def run_again(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], bool] | None = None,
 ) -> int:
-    """Run what `make` makes until it is told to end, or ended by itself too often.
+    """Run what `make` makes until a signal tells it to end, or it ended by itself too often.
+
+    A signal counts whenever it comes, also while a run that ended by itself is cleared away, or between two runs.
 
     Args:
         make: a new run each time, since one is used once.
@@ -43,38 +47,34 @@ def run_again(
     Raises:
         OperationError: the first start found something missing.
     """
-    wait = pause or _wait_for_signal
-    bad = 0
-    while True:
-        started = clock()
-        try:
-            if make().run() == 0:
-                return 0
-        except OperationError as error:
-            if bad == 0:
-                raise
-            tell(str(error))
-        bad = 1 if clock() - started >= GOOD_LIFE else bad + 1
-        if bad >= LIMIT:
-            tell(f"the server ended by itself {bad} times in a row; look at its log")
-            return 1
-        seconds = pause_after(bad)
-        tell(f"starting it again in {seconds:g} s")
-        if wait(seconds):
-            return 0
-
-
-def end_signals() -> list[signal.Signals]:
-    """Signals that end `piccard serve` in order: also that of a terminal that closes, unless nohup took it away."""
-    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])]
-
-
-def _wait_for_signal(seconds: float) -> bool:
     told = threading.Event()
-    kept = {number: signal.signal(number, lambda *_: told.set()) for number in end_signals()}
-    try:
-        return told.wait(seconds)
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
+    runs: list[Run] = []
+
+    def end() -> None:
+        told.set()
+        for run in runs:
+            run.end()
+
+    bad = 0
+    with EndSignals(end):
+        while True:
+            started = clock()
+            try:
+                runs[:] = [make()]
+                # What is told from here on reaches the run; what was told before did not.
+                if told.is_set() or runs[0].run() == 0:
+                    return 0
+            except OperationError as error:
+                if bad == 0:
+                    raise
+                tell(str(error))
+            if told.is_set():
+                return 0
+            bad = 1 if clock() - started >= GOOD_LIFE else bad + 1
+            if bad >= LIMIT:
+                tell(f"the server ended by itself {bad} times in a row; look at its log")
+                return 1
+            seconds = pause_after(bad)
+            tell(f"starting it again in {seconds:g} s")
+            if (pause or told.wait)(seconds):
+                return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -27,7 +26,6 @@ from piccard.keys import admin_key_path, read_secret
 from piccard.policy_store import load_policy
 from piccard.prerequisites import problems
 from piccard.readiness import Readiness
-from piccard.restarts import end_signals
 from piccard.revival_counts import RevivalCounts
 from piccard.rollout.keeper import Keeper
 from piccard.rollout.samples import RolloutSamples
@@ -83,11 +81,11 @@ class Supervisor:
         self._gateway: GatewayProcess | None = None
 
     def end(self) -> None:
-        """Have `run` end the server in order; safe in a signal handler and from any thread."""
+        """Have `run` end the server in order; from any thread, but not in a signal's handler."""
         self._ending.set()
 
     def run(self) -> int:
-        """Start a server, or take over the one that runs; serve until `end` or a signal, and end it.
+        """Start a server, or take over the one that runs; serve until `end`, and end it.
 
         Where this fails in a way that was not foreseen the server goes on, as it does where this process is killed.
 
@@ -108,8 +106,6 @@ class Supervisor:
                 self._follow(found)
             self._publish()
             health = self._health_server()
-            for number in end_signals():
-                signal.signal(number, lambda *_: self.end())
             if found is None:
                 self._start()
             elif how is Beginning.TAKE_OVER:

@@ -123,9 +123,9 @@ def abort(
 @rollout_app.command("run")
 def run_alone(home: Home = DEFAULT_HOME) -> None:
     """Run the rollouts of a home in the foreground, where no `piccard serve` does."""
-    import signal
     import threading
 
+    from piccard.end_signals import EndSignals
     from piccard.rollout.keeper import Keeper
     from piccard.state_store import services_of
     from piccard.supervisor import print_line
@@ -133,9 +133,8 @@ def run_alone(home: Home = DEFAULT_HOME) -> None:
     if not services_of(home):
         raise OperationError(f"{home} is no home; run `piccard init {home}`")
     ending = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ending.set())
-    Keeper(lambda: services_of(home.absolute()), print_line, ending).run()
+    with EndSignals(ending.set):
+        Keeper(lambda: services_of(home.absolute()), print_line, ending).run()
 
 
 @rollout_app.command()
