@@ -944,7 +944,7 @@ def section_packed(report: Report) -> None:
         int4 = [packed_int4(columns, depth) for _ in range(copies)]
         fp8 = [packed_fp8(columns, depth) for _ in range(copies)]
         whole = [random(columns, depth, scale=depth**-0.5) for _ in range(copies)]
-        for rows in (1, 2, 8, 32, 256):
+        for rows in (1, 2, 8, 16, 32, 256):
             x, case = random(rows, depth), f"{name}, {rows} rows"
             ends, done = 2 * rows * (depth + columns), 2 * rows * columns * depth
 
@@ -975,7 +975,7 @@ def section_packed_experts(report: Report) -> None:
         PackedExperts(*(part.view(count, outputs, -1) for part in packed_int4(count * outputs, depth)))
         for outputs, depth in ((2 * inner, hidden), (hidden, inner))
     )
-    for tokens in (1, 8, 64, 512):
+    for tokens in (1, 8, 32, 64, 512):
         x, weights = random(tokens, hidden), torch.rand(tokens, top_k, device=DEVICE)
         experts = torch.rand(tokens, count, device=DEVICE).topk(top_k, dim=-1).indices.int()
         touched = experts.unique().numel()

@@ -40,6 +40,33 @@ struct Product {
                      weight.constant);
   }
 
+  // Some, where the device has the kernel that keeps unpacked weights in registers; false where it has not.
+  bool in_registers() const {
+    using Rows = kernels::int4_rows;
+    const Rows::Dims dims{.blocks = weight.blocks(), .columns = N, .rows = M};
+    const Row* const row = gpu.seek<Rows>(dims);
+    if (row == nullptr) return false;
+    gpu.launch<Rows>(*row, dims,
+                     {.x_ptr = x,
+                      .weight_ptr = weight.q,
+                      .scales_ptr = weight.scales,
+                      .zeros_ptr = weight.zeros,
+                      .bias_ptr = added.bias_or(x),
+                      .residual_ptr = added.residual_or(x),
+                      .out_ptr = y,
+                      .rows = cuda::narrow(M),
+                      .columns = cuda::narrow(N),
+                      .blocks = weight.blocks(),
+                      .groups = cuda::narrow(weight.groups),
+                      .group_shift = weight.group_shift(),
+                      .zero_row = weight.zero_row,
+                      .zero_step = weight.zero_step,
+                      .with_bias = added.with_bias(),
+                      .with_residual = added.with_residual()},
+                     weight.constant);
+    return true;
+  }
+
   // Some.
   void tiles() const {
     using Gemm = kernels::int4_gemm;
@@ -125,6 +152,7 @@ void compute(Call& call) {
                         call.value(name::T),
                         call.value(name::N)};
   if (!weight.blocked()) return product.any();
+  if (product.in_registers()) return;
   if (product.M <= kVectorRows) return product.vectors();
   if (product.M <= kTileRows) return product.tiles();
   product.unpacked();

@@ -19,6 +19,7 @@ KERNELS: dict[str, dict[str, tuple[int, ...]]] = {
     "row_gemv_fp32": {"NORM": (0,)},
     "int4_gemv": _ALL,
     "int4_gemm": _ALL,
+    "int4_rows": _ALL,
     "int4_any": _ALL,
     "int4_unpack": _ALL,
     "fp8_gemv": _ALL,
@@ -47,11 +48,17 @@ KERNELS: dict[str, dict[str, tuple[int, ...]]] = {
     "moe_combine": _ALL,
     "moe_gate_up_int4": _ALL,
     "moe_down_int4": _ALL,
+    "moe_gate_up_int4_rows": _ALL,
+    "moe_down_int4_rows": _ALL,
     "moe_few_gate_up": _ALL,
     "moe_few_down": _ALL,
 }
 """Kernel to the values that constants of its rows may have."""
-TWINS = {"mla_decode_wide": "mla_decode"}
+TWINS = {
+    "mla_decode_wide": "mla_decode",
+    "moe_gate_up_int4_rows": "moe_gate_up_int4",
+    "moe_down_int4_rows": "moe_down_int4",
+}
 """Kernels that are launched in another one's place, with its grid."""
 
 

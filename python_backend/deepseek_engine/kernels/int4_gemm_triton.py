@@ -11,6 +11,8 @@ and `sum_parts` adds the parts in their order. For many rows the weight is unpac
 and the library multiplies. All these take whole blocks of 32 columns that lie in one group; a kernel of its own takes
 any depth and group, group by group, and is several times slower.
 
+On sm_90 up to 32 rows take `int4_rows_gluon.py` in place of the first two, which is up to twice as fast.
+
 Bound by memory for few rows: each byte of the weight is read once.
 """
 
@@ -24,7 +26,7 @@ from torch import Tensor
 from deepseek_engine.kernels.chaining import follow
 from deepseek_engine.kernels.packed_product import PackedKernels, Tiling
 from deepseek_engine.kernels.split_sum_triton import store_row
-from deepseek_engine.kernels.variants import Kernel, LaunchPlan, Step, Table, Variant
+from deepseek_engine.kernels.variants import HOPPER, Kernel, LaunchPlan, Step, Table, Variant
 
 BLOCK_COLUMNS = 32
 """Columns that are unpacked together."""
@@ -360,6 +362,23 @@ def gemv_variant(
     )
 
 
+def in_registers(kernel: str, tile: tuple[int, int, int, int], **when: tuple[int, int]) -> Variant:
+    """A row of a kernel of `int4_rows_gluon.py`: rows, rows of the weight, parts of K and steps ahead."""
+    rows, columns, parts, ahead = tile
+    name = "".join(f"{letter}{size}" for letter, size in zip("mnpa", tile, strict=True))
+    if "blocks" in when:
+        name += f"_blocks{when['blocks'][0]}"
+    return Variant(
+        kernel,
+        name,
+        {"BLOCK_M": rows, "BLOCK_N": columns, "PARTS": parts, "AHEAD": ahead},
+        num_warps=parts,
+        num_stages=1,
+        architectures=(HOPPER,),
+        when=when,
+    )
+
+
 _MODULE = "deepseek_engine.kernels.int4_gemm_triton"
 _TENSORS = {
     "x_ptr": "*T",
@@ -466,22 +485,70 @@ INT4_UNPACK = Table(
     ),
     (Variant("int4_unpack", "blocks128", {"BLOCK": 128}, num_warps=4, num_stages=1),),
 )
-TABLES = (INT4_GEMV, INT4_GEMM, INT4_ANY, INT4_UNPACK)
+ROWS_MODULE = "deepseek_engine.kernels.int4_rows_gluon"
+ROWS_CONSTANTS = ("BLOCK_M", "BLOCK_N", "PARTS", "AHEAD")
+INT4_ROWS = Table(
+    Kernel(
+        name="int4_rows",
+        entry=f"{ROWS_MODULE}:int4_rows_kernel",
+        signature={
+            **_TENSORS,
+            # Words of eight columns.
+            "weight_ptr": "*i32",
+            "rows": "i32",
+            "columns": "i32",
+            "blocks": "i32",
+            "groups": "i32",
+            "group_shift": "i32",
+            **_ZEROS,
+            **_ADDED,
+        },
+        constants=ROWS_CONSTANTS,
+        divisible=frozenset(("x_ptr", "weight_ptr")),
+        chained=True,
+    ),
+    tuple(
+        in_registers("int4_rows", tile, rows=rows, columns=columns, **more)
+        for rows, columns, tile, more in (
+            # Few columns are split the most; each range is what was the fastest of the tiles that were timed.
+            ((1, 8), (1, 3071), (8, 16, 16, 1), {}),
+            ((1, 8), (3072, 6143), (8, 16, 8, 2), {}),
+            ((1, 8), (6144, 16383), (8, 32, 8, 1), {}),
+            ((1, 8), (16384, 2**30), (8, 32, 4, 1), {}),
+            ((9, 16), (1, 3071), (16, 16, 16, 2), {}),
+            ((9, 16), (3072, 6143), (16, 32, 8, 1), {}),
+            ((9, 16), (6144, 16383), (16, 32, 4, 1), {"blocks": (1, 127)}),
+            ((9, 16), (6144, 16383), (16, 64, 8, 1), {"blocks": (128, 2**30)}),
+            ((9, 16), (16384, 2**30), (16, 32, 4, 1), {}),
+            ((17, 32), (1, 3071), (16, 32, 8, 2), {}),
+            ((17, 32), (3072, 6143), (16, 64, 8, 1), {}),
+            ((17, 32), (6144, 2**30), (16, 64, 4, 1), {}),
+        )
+    ),
+)
+"""Up to 32 rows on sm_90, in place of INT4_GEMV and INT4_GEMM."""
+TABLES = (INT4_GEMV, INT4_GEMM, INT4_ROWS, INT4_ANY, INT4_UNPACK)
 GEMV_PLAN = LaunchPlan("int4_gemv", (Step("int4_gemv", ("ceil_div(columns, BLOCK_N)",)),))
 GEMM_PLAN = LaunchPlan(
     "int4_gemm",
     (Step("int4_gemm", ("ceil_div(columns, BLOCK_N)", "SPLITS", "ceil_div(rows, BLOCK_M)")),),
     workspaces={"parts": "4 * SPLITS * rows * columns"},
 )
+ROWS_PLAN = LaunchPlan("int4_rows", (Step("int4_rows", ("ceil_div(columns, BLOCK_N)", "ceil_div(rows, BLOCK_M)")),))
 ANY_PLAN = LaunchPlan("int4_any", (Step("int4_any", ("ceil_div(columns, BLOCK_N)", "ceil_div(rows, BLOCK_M)")),))
 UNPACK_PLAN = LaunchPlan("int4_unpack", (Step("int4_unpack", ("part", "ceil_div(blocks, BLOCK)")),))
-PLANS = (GEMV_PLAN, GEMM_PLAN, ANY_PLAN, UNPACK_PLAN)
+PLANS = (GEMV_PLAN, GEMM_PLAN, ROWS_PLAN, ANY_PLAN, UNPACK_PLAN)
 
 
 @lru_cache(maxsize=8)
 def eights(device: torch.device) -> Tensor:
     """uint8 [1]: the zero of every group of a weight without zeros."""
     return torch.full((1,), 8, dtype=torch.uint8, device=device)
+
+
+def group_shift(group_size: int) -> int:
+    """Of blocks of 32 columns to their groups."""
+    return (group_size // BLOCK_COLUMNS).bit_length() - 1
 
 
 def is_blocked(depth: int, group_size: int) -> bool:
@@ -513,7 +580,7 @@ def int4_gemm(
         "blocks": depth // BLOCK_COLUMNS,
         "groups": groups,
         "group_size": group_size,
-        "group_shift": (group_size // BLOCK_COLUMNS).bit_length() - 1,
+        "group_shift": group_shift(group_size),
         "zero_row": 0 if zeros is None else groups,
         "zero_step": 0 if zeros is None else 1,
     }
@@ -529,4 +596,5 @@ _KERNELS = PackedKernels(
     any=(INT4_ANY, ANY_PLAN),
     unpack=(INT4_UNPACK, UNPACK_PLAN),
     unit="blocks",
+    rows=(INT4_ROWS, ROWS_PLAN),
 )

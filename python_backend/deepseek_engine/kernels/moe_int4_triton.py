@@ -6,6 +6,7 @@
 
 as `moe_triton.py`, whose sorting and last sum these share, with weights as `int4_gemm.py` has them: tiles are unpacked
 on their way to the tensor cores, as in `int4_gemm_triton.py`. hidden and intermediate are whole blocks of 32 columns.
+On sm_90 the kernels of `int4_rows_gluon.py` stand in for both products while an expert has up to 32 choices on average.
 
 Bytes: half an element of each expert touched, and its scales and zeros. Few tokens are bound by them.
 """
@@ -19,8 +20,17 @@ from torch import Tensor
 
 from deepseek_engine.kernels import launcher
 from deepseek_engine.kernels.chaining import follow
-from deepseek_engine.kernels.dispatch import require
-from deepseek_engine.kernels.int4_gemm_triton import BLOCK_COLUMNS, eights, is_blocked, unpack_tile
+from deepseek_engine.kernels.dispatch import find, require
+from deepseek_engine.kernels.int4_gemm_triton import (
+    BLOCK_COLUMNS,
+    ROWS_CONSTANTS,
+    ROWS_MODULE,
+    eights,
+    group_shift,
+    in_registers,
+    is_blocked,
+    unpack_tile,
+)
 from deepseek_engine.kernels.moe_triton import COMBINE, PLAN, SORT, silu_times, tile_of
 from deepseek_engine.kernels.variants import Kernel, LaunchPlan, Step, Table, Variant, ceil_div
 
@@ -229,7 +239,56 @@ DOWN_INT4 = Table(
     ),
     tuple(tiling.variant("moe_down_int4") for tiling in TILINGS),
 )
-TABLES = (GATE_UP_INT4, DOWN_INT4)
+_SHIFTED = {"blocks": "i32", "groups": "i32", "group_shift": "i32", "zero_row": "i32", "zero_step": "i32"}
+GATE_UP_INT4_ROWS = Table(
+    Kernel(
+        name="moe_gate_up_int4_rows",
+        entry=f"{ROWS_MODULE}:moe_gate_up_int4_rows_kernel",
+        signature={
+            "x_ptr": "*T",
+            **_PACKED,
+            "weight_ptr": "*i32",
+            "inner_ptr": "*T",
+            **_SORTED,
+            **_SHIFTED,
+            "intermediate": "i32",
+            "top_k": "i32",
+        },
+        constants=ROWS_CONSTANTS,
+        divisible=frozenset(("x_ptr", "weight_ptr")),
+        chained=True,
+    ),
+    (
+        in_registers("moe_gate_up_int4_rows", (8, 16, 2, 1), load=(1, 7)),
+        in_registers("moe_gate_up_int4_rows", (16, 32, 2, 1), load=(8, 32)),
+    ),
+)
+DOWN_INT4_ROWS = Table(
+    Kernel(
+        name="moe_down_int4_rows",
+        entry=f"{ROWS_MODULE}:moe_down_int4_rows_kernel",
+        signature={
+            "inner_ptr": "*T",
+            **_PACKED,
+            "weight_ptr": "*i32",
+            "weights_ptr": "*fp32",
+            "outputs_ptr": "*T",
+            **_SORTED,
+            **_SHIFTED,
+            "hidden": "i32",
+        },
+        constants=ROWS_CONSTANTS,
+        divisible=frozenset(("inner_ptr", "weight_ptr")),
+        chained=True,
+    ),
+    (
+        in_registers("moe_down_int4_rows", (8, 32, 2, 1), load=(1, 7)),
+        in_registers("moe_down_int4_rows", (16, 64, 2, 1), load=(8, 32)),
+    ),
+)
+_TILED, _IN_REGISTERS = (GATE_UP_INT4, DOWN_INT4), (GATE_UP_INT4_ROWS, DOWN_INT4_ROWS)
+"""Both products; the second pair is launched in the first one's place, with its grids."""
+TABLES = (*_TILED, *_IN_REGISTERS)
 _SORT, _UP, _DOWN, _COMBINE = PLAN.steps
 INT4_PLAN = LaunchPlan(
     "moe_experts_int4",
@@ -276,7 +335,9 @@ def moe_experts_int4(
         "load": ceil_div(experts.numel(), count),
         "element_bytes": x.element_size(),
     }
-    up_row, down_row = (require(table, x, dims) for table in TABLES)
+    twins = () if launcher.interpreting() else tuple(find(table, x, dims) for table in _IN_REGISTERS)
+    tables = _IN_REGISTERS if twins and None not in twins else _TILED
+    up_row, down_row = (require(table, x, dims) for table in tables)
     rows = up_row.constants["BLOCK_M"]
     sizes = INT4_PLAN.workspace_bytes(dims, up_row.constants)
     scratch = {
@@ -302,11 +363,12 @@ def moe_experts_int4(
         "pairs": dims["pairs"],
         "top_k": experts.shape[1],
         "group_size": group_size,
+        "group_shift": group_shift(group_size),
     }
     chosen = (require(SORT, x, dims | {"block_m": rows}), up_row, down_row, require(COMBINE, x, dims))
     # Sorting and the last sum read no weights.
     packed = (shared, _packed(gate_up, hidden), _packed(down, intermediate), shared)
-    for table, step, row, own in zip((SORT, *TABLES, COMBINE), INT4_PLAN.steps, chosen, packed, strict=True):
+    for table, step, row, own in zip((SORT, *tables, COMBINE), INT4_PLAN.steps, chosen, packed, strict=True):
         launcher.launch(table.kernel, row, step.blocks(dims, row), shared | own)
     return out
 

@@ -376,7 +376,7 @@ SORT = Table(
             num_stages=1,
             when={"block_m": (rows, rows), "experts": (1, experts - 1), "pairs": reach},
         )
-        for rows in (16, 32, 64, 128)
+        for rows in (8, 16, 32, 64, 128)
         for experts in (128, 512)
         for chunk, warps, reach in ((512, 4, (1, 512)), (4096, 8, (1, 2**31 - 1)))
         # Tiles of many rows are for many choices.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from deepseek_engine.kernels import launcher
-from deepseek_engine.kernels.dispatch import require
+from deepseek_engine.kernels.dispatch import find, require
 from deepseek_engine.kernels.split_sum_triton import sum_parts
 from deepseek_engine.kernels.unpacked_product import unpacked_product
 from deepseek_engine.kernels.variants import ARCHITECTURES, LaunchPlan, Table, Variant, ceil_div
@@ -67,6 +67,7 @@ class PackedKernels:
         any: sizes that the other ones do not take.
         unpack: writes rows of the weight; launched over `part` of them and `unit` pieces of their columns.
         unit: the argument that counts those.
+        rows: a twin of `gemv` and `gemm` without an interpreter, for what its table's rows take.
     """
 
     gemv: tuple[Table, LaunchPlan]
@@ -74,6 +75,7 @@ class PackedKernels:
     any: tuple[Table, LaunchPlan]
     unpack: tuple[Table, LaunchPlan]
     unit: str
+    rows: tuple[Table, LaunchPlan] | None = None
 
     def multiply(
         self,
@@ -91,8 +93,8 @@ class PackedKernels:
         Args:
             columns: N.
             arguments: of the form, for all its kernels.
-            vectors: what the kernel of few rows takes in their place; None where only `any` takes the sizes.
-            variant: forces a row of `gemv` or `gemm`.
+            vectors: what the kernels of few rows take in their place; None where only `any` takes the sizes.
+            variant: forces a row of `gemv`, `gemm` or `rows`.
         """
         rows, depth = x.shape
         out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
@@ -112,8 +114,11 @@ class PackedKernels:
         if vectors is None:
             _launch(self.any, require(self.any[0], x, dims), dims, given)
             return out
+        pieces = {self.unit: int(arguments[self.unit])}
+        if self.rows is not None and (twin := _twin(self.rows[0], x, dims | pieces, variant)) is not None:
+            _launch(self.rows, twin, dims, {**given, **vectors})
+            return out
         if rows > GEMM_ROWS and variant is None:
-            pieces = {self.unit: int(arguments[self.unit])}
             unpack = require(self.unpack[0], x, pieces)
 
             def write(first: int, part: Tensor) -> None:
@@ -129,6 +134,13 @@ class PackedKernels:
         parts = torch.empty(splits if splits > 1 else 0, rows, columns, dtype=torch.float32, device=x.device)
         _launch(self.gemm, row, dims, {**given, "part_ptr": parts})
         return sum_parts(parts, out, bias, residual) if splits > 1 else out
+
+
+def _twin(table: Table, x: Tensor, dims: dict[str, int], variant: Variant | None) -> Variant | None:
+    """The row of a twin that takes the sizes, or that is forced."""
+    if variant is not None:
+        return variant if variant.kernel == table.kernel.name else None
+    return None if launcher.interpreting() else find(table, x, dims)
 
 
 def _launch(kernel: tuple[Table, LaunchPlan], row: Variant, dims: dict[str, int], arguments: Arguments) -> None:

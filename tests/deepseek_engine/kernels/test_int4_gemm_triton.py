@@ -1,6 +1,6 @@
 import pytest
 import torch
-from device_kernels import DEVICE, DTYPES, dtype_name, needs_device, random, relative_error
+from device_kernels import DEVICE, DTYPES, ON_GPU, dtype_name, needs_device, random, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -11,6 +11,7 @@ from deepseek_engine.kernels.int4_gemm import int4_linear
 from deepseek_engine.kernels.variants import Variant
 
 pytestmark = needs_device
+on_a_card = pytest.mark.skipif(not ON_GPU, reason="these kernels have no interpreter")
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1.5e-3, torch.bfloat16: 1e-2}
 """A weight is rounded once more than its float32 value, and one row's sums begin at some 2^11 times the input."""
 
@@ -104,3 +105,35 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     together = kernels.int4_gemm(x, weight, scales, zeros, group_size=32, variant=row)
     alone = kernels.int4_gemm(x[3:4].clone(), weight, scales, zeros, group_size=32, variant=row)
     torch.testing.assert_close(together[3:4], alone, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@on_a_card
+@pytest.mark.parametrize("row", kernels.INT4_ROWS.variants, ids=lambda row: row.name)
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+def test_every_row_of_the_products_in_registers(row: Variant, dtype: torch.dtype, group_size: int) -> None:
+    """Fewer and more rows than a tile has, columns past the last tile's, one block of K and odd numbers of them."""
+    for rows, depth in ((1, 32), (row.constants["BLOCK_M"] - 1, 4000), (row.constants["BLOCK_M"] + 3, 2304)):
+        columns = 2 * row.constants["BLOCK_N"] + 3
+        check(rows, columns, depth, group_size, dtype, variant=row, bias=True, residual=depth > 32, zeros=rows > 1)
+
+
+@pytest.mark.gpu
+@on_a_card
+@pytest.mark.parametrize("columns", [40, 3100, 6200, 16400])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 16, 17, 32, 33])
+def test_the_row_that_is_chosen(rows: int, columns: int) -> None:
+    check(rows, columns, 256, 32, torch.bfloat16, bias=True)
+    check(rows, columns, 4096 + 32, 64, torch.bfloat16, residual=True)
+
+
+@pytest.mark.gpu
+@on_a_card
+def test_a_row_in_registers_does_not_depend_on_the_others() -> None:
+    x = random(8, 512, dtype=torch.bfloat16)
+    weight, scales, zeros = packed(4000, 512, 32, torch.bfloat16)
+    together = kernels.int4_gemm(x, weight, scales, zeros, group_size=32)
+    for row in range(8):
+        alone = kernels.int4_gemm(x[row : row + 1].clone(), weight, scales, zeros, group_size=32)
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=0, atol=0)

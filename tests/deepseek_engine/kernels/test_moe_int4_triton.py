@@ -1,6 +1,6 @@
 import pytest
 import torch
-from device_kernels import DEVICE, DTYPES, dtype_name, needs_device, random, relative_error
+from device_kernels import DEVICE, DTYPES, ON_GPU, dtype_name, needs_device, random, relative_error
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -70,3 +70,23 @@ def test_groups_that_the_kernels_do_not_take_are_told() -> None:
     stacks = packed(4, 128, 128, 16, DTYPES[1], 1), packed(4, 128, 64, 16, DTYPES[1], 2)
     with pytest.raises(ValueError, match="whole blocks of 32 columns in groups of 32, 64 or 128"):
         kernels.moe_experts_int4(*case, *stacks, group_size=16)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="these kernels have no interpreter")
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("tokens", [1, 3, 17, 40, 90])
+def test_experts_in_registers_and_in_tiles(tokens: int, group_size: int) -> None:
+    """A load of 1 to 36 choices an expert, whose sizes are no whole tiles; some choices are none."""
+    hidden, intermediate, count, top_k = 640, 384, 5, 2
+    generator = torch.Generator().manual_seed(tokens)
+    experts = torch.rand(tokens, count, generator=generator).topk(top_k, dim=-1).indices.int()
+    experts[tokens // 2, 0] = -1
+    weights = torch.rand(tokens, top_k, generator=generator)
+    case = random(tokens, hidden, dtype=torch.bfloat16), weights.to(DEVICE), experts.to(DEVICE)
+    stacks = (
+        packed(count, 2 * intermediate, hidden, group_size, torch.bfloat16, 1),
+        packed(count, hidden, intermediate, group_size, torch.bfloat16, 2),
+    )
+    out = kernels.moe_experts_int4(*case, *stacks, group_size=group_size)
+    assert relative_error(out, exact(*case, *stacks, group_size)) < TOLERANCE[torch.bfloat16]

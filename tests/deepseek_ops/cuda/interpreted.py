@@ -1,7 +1,7 @@
 """Runs the operators on a fake driver, their kernels in Triton's interpreter: `interpreted.py LIBRARY DRIVER SEEDS`.
 
 A program of its own, since TRITON_INTERPRET has to be set before a kernel's module is imported. Prints each case that
-is right and fails at the first that is not.
+is right and fails at the first that is not. The device is one for which every kernel has an interpreter.
 """
 
 import os
@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 import torch
 from cuda_cases import SMALL_CASES, Numbers, run_case
+from deepseek_engine.kernels.variants import ADA
 from deepseek_ops.registry import CPU, CUDA
 from fake_cuda import FakeCuda
 from one_node import OneNode
@@ -21,6 +22,11 @@ from one_node import OneNode
 def main() -> None:
     library, driver, seeds = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     cuda = FakeCuda(driver, interpret=True)
+    with cuda.device(capability=ADA):
+        run_cases(cuda, library, seeds)
+
+
+def run_cases(cuda: FakeCuda, library: Path, seeds: int) -> None:
     for seed in range(seeds):
         for make in SMALL_CASES:
             case = make(Numbers(torch.float16, seed))

@@ -70,5 +70,6 @@ def test_every_kernel_has_an_image_for_every_architecture_and_dtype() -> None:
     for each in selected():
         for architecture in ARCHITECTURES:
             found = {image.dtype for image in images([each], (architecture,))}
-            wide = each.kernel.name == "mla_decode_wide" and architecture != HOPPER
-            assert found == (set() if wide else {"bf16", "fp16"} if each.kernel.is_typed else {"bf16"})
+            lacks = architecture != HOPPER and all(row.architectures == (HOPPER,) for row in each.rows)
+            assert lacks == (architecture != HOPPER and "gluon" in each.kernel.entry)
+            assert found == (set() if lacks else {"bf16", "fp16"} if each.kernel.is_typed else {"bf16"})
