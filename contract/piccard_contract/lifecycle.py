@@ -34,7 +34,7 @@ STATE_MEANINGS: dict[VersionState, str] = {
     _S.READY: "loaded and good; gets requests that name it, and as a fallback",
     _S.CANARY: "gets the canary's share of the traffic",
     _S.STABLE: "gets all other traffic; the link names it",
-    _S.PREVIOUS: "was stable before; stays loaded, so that a rollback is one rename",
+    _S.PREVIOUS: "was stable before, and is again by one rename; takes over what a newer stable fails",
     _S.DRAINING: "gets no new request; ends after its last stream",
     _S.RETIRED: f"has ended; the last {KEPT_RETIRED} keep their folders, their numbers are never used again",
     _S.FAILED: "could not be loaded, failed its probe, or could not be started again; its reason says why",

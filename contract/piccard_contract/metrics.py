@@ -64,7 +64,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "piccard_fallback_refusals_total",
         "counter",
         ("service", "version"),
-        "Requests that stable did not take over from a version, since it was busy and its fallback budget spent.",
+        "Requests that were not taken over from a version: stable or previous was busy, and the fallback budget spent.",
         "router",
     ),
     MetricSpec(

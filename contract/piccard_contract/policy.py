@@ -31,7 +31,10 @@ class PolicyError(ValueError):
 
 
 class FallbackPolicy(StrEnum):
-    """Which version may take over a request of which."""
+    """Which version may take over a request of which.
+
+    CANARY_TO_STABLE is the chain of what was proven before: from the canary to stable, and from stable to previous.
+    """
 
     CANARY_TO_STABLE = "canary_to_stable"
     BOTH = "both"
@@ -157,14 +160,14 @@ class BreakerLimits(BaseModel):
 
 
 class FallbackLimits(BaseModel):
-    """How much of the traffic stable takes over from others while it is busy itself.
+    """How much of the traffic stable, or previous, takes over from others while it is busy itself.
 
     Attributes:
-        ratio: share of all requests in the window that may come to stable instead of the version that they were meant
-            for; null for no bound.
+        ratio: share of all requests in the window that may come to stable or previous instead of the version that they
+            were meant for; null for no bound.
         min_per_second: of them that are free whatever their share.
         window: seconds.
-        load: of stable, 0 to 1, below which all are taken.
+        load: of the one that takes over, 0 to 1, below which all are taken.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -206,8 +209,9 @@ class Policy(BaseModel):
         sticky_keys: headers whose value keeps a caller on one side, the first that is present.
         salt: mixed into the hash of the sticky key; new with each rollout.
         pin: whether clients may name a version.
-        fallback_policy: which version may take over a failed request of which.
-        fallback_budget: how many requests stable takes over while it is busy.
+        fallback_policy: which version may take over a failed request of which; with canary_to_stable previous takes
+            over those of stable too, with both the canary as well, after previous.
+        fallback_budget: how many requests stable and previous take over while they are busy.
         breaker: when a version that fails is kept from requests.
         shadow: share of the requests that another version answers too, unheard; none by default.
         deadlines: seconds that a version is waited for.

@@ -109,7 +109,7 @@ class RouterReport(_Report):
         code_hash: of the ensemble's code that it runs.
         breakers: by version.
         shadows: by the version that requests were mirrored to, since the router's start.
-        taken_over: requests in the window of the policy's fallback_budget, and those that stable took over.
+        taken_over: requests in the window of the policy's fallback_budget, and those that were taken over.
         completions: by tenant (`tenant_key`), the tokens that admission took for requests that are over, and those that
             they came to. Of the tenants that were heard of last.
     """

@@ -28,7 +28,7 @@ ROUTE_REASON_MEANINGS: dict[RouteReason, str] = {
     RouteReason.STABLE: "no canary is set",
     RouteReason.CANARY_UNAVAILABLE: "the canary was chosen but is not loaded",
     RouteReason.BREAKER_OPEN: "the chosen version fails its requests, so that its breaker keeps them from it",
-    RouteReason.FALLBACK: "another version failed before its first token",
+    RouteReason.FALLBACK: "another version failed before its first token, or stable is not loaded",
     RouteReason.RESUMED: "another version failed after its first token, and this one went on",
     RouteReason.DIRECT: "the version was called itself, without a router",
 }

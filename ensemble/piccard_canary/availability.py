@@ -46,10 +46,19 @@ class Snapshot:
     Attributes:
         ready: those that can serve, by number.
         expected: those that state.json means to serve.
+        roles: stable and previous by state.json, those of them that may serve.
     """
 
     ready: dict[int, LoadedVersion] = field(default_factory=dict)
     expected: frozenset[int] = frozenset()
+    roles: tuple[int, ...] = ()
+
+    def previous(self, stable: int | None) -> int | None:
+        """What was stable before `stable`, which the link names, or None.
+
+        A rollback writes state.json before it moves the link: in between it is what the link will name.
+        """
+        return next((version for version in self.roles if version != stable), None)
 
 
 class Availability:
@@ -106,7 +115,7 @@ class Availability:
             for version in loaded
             if version is not None and (serving is None or version.version in serving)
         }
-        return Snapshot(ready, frozenset(ready) if serving is None else serving)
+        return Snapshot(ready, frozenset(ready) if serving is None else serving, self._state.roles())
 
 
 def _loaded(section: Section) -> LoadedVersion | None:

@@ -25,12 +25,18 @@ class Fleet:
         ready: versions that can serve now.
         expected: versions that are meant to serve; one that is not ready is about to be revived.
         resting: versions whose breaker keeps requests from them.
+        previous: what was stable before and still serves, or None.
     """
 
     stable: int | None
     ready: Collection[int]
     expected: Collection[int] = ()
     resting: Collection[int] = ()
+    previous: int | None = None
+
+    def spares(self, version: int) -> bool:
+        """Whether `version` takes requests over within the fallback budget alone: callers depend on it themselves."""
+        return version in (self.stable, self.previous)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,7 @@ class Decision:
         version: serves it first.
         reason: why.
         fallbacks: versions that may take it over, in this order.
-        follows_stable: whether it may also go to what the stable link names by then.
+        follows_stable: whether it may also go to what the stable link names by then, and to that first.
         passed_over: the version that it was meant for, where that is not loaded or its breaker open.
     """
 
@@ -68,30 +74,30 @@ def decide(policy: Policy, keys: RouteKeys, fleet: Fleet, draw: Callable[[], flo
     if keys.version is not None:
         return _pinned(policy, keys.version, fleet)
     to_canary, reason = _wish(policy, keys, fleet, draw)
-    kept_from_canary = _header(keys) in _STABLE_WORDS
+    if to_canary and policy.canary is None:
+        to_canary, reason = False, RouteReason.CANARY_UNAVAILABLE
+    meant = policy.canary if to_canary else fleet.stable
+    substitutes = _substitutes(policy, fleet, kept_from_canary=_header(keys) in _STABLE_WORDS)
+    # Stable serves the canary's requests whatever the policy says of those that failed.
+    able = [v for v in (meant, fleet.stable, *substitutes) if v is not None and v in fleet.ready]
+    if not able:
+        raise RequestError(ErrorCode.UNAVAILABLE, _missing(fleet), retry_after=RETRY_AFTER)
+    version = next((v for v in able if v not in fleet.resting), able[0])
+    if version != meant:
+        if meant in fleet.ready:
+            reason = RouteReason.BREAKER_OPEN
+        else:
+            reason = RouteReason.CANARY_UNAVAILABLE if to_canary else RouteReason.FALLBACK
     falls_back = policy.fallback_policy is not FallbackPolicy.NONE
-    passed_over: int | None = None
-    if to_canary and policy.canary is not None and policy.canary in fleet.ready and not _rests(policy.canary, fleet):
-        backup = (fleet.stable,) if falls_back and fleet.stable not in (None, policy.canary) else ()
-        return Decision(policy.canary, reason, tuple(v for v in backup if v is not None), falls_back)
-    if to_canary:
-        loaded = policy.canary is not None and policy.canary in fleet.ready
-        reason = RouteReason.BREAKER_OPEN if loaded else RouteReason.CANARY_UNAVAILABLE
-        passed_over = None if policy.canary == fleet.stable else policy.canary
-    substitute = _substitute(policy, fleet, kept_from_canary=kept_from_canary)
-    if fleet.stable is not None and fleet.stable in fleet.ready:
-        if substitute in fleet.ready and substitute is not None and _rests(fleet.stable, fleet, substitute):
-            return Decision(substitute, RouteReason.BREAKER_OPEN, (fleet.stable,), falls_back, fleet.stable)
-        return Decision(fleet.stable, reason, () if substitute is None else (substitute,), falls_back, passed_over)
-    if substitute is not None and substitute in fleet.ready:
-        return Decision(substitute, RouteReason.FALLBACK, (), falls_back)
-    raise RequestError(ErrorCode.UNAVAILABLE, _missing(fleet), retry_after=RETRY_AFTER)
+    takers = dict.fromkeys((fleet.stable, *substitutes)) if falls_back else {}
+    fallbacks = tuple(v for v in takers if v is not None and v != version)
+    return Decision(version, reason, fallbacks, falls_back, None if version == meant else meant)
 
 
-def successor(decision: Decision, tried: Collection[int], fleet: Fleet) -> int | None:
+def successor(decision: Decision, tried: Collection[int | None], fleet: Fleet) -> int | None:
     """The version that takes a request over after those in `tried` failed it, or None."""
-    later = (fleet.stable,) if decision.follows_stable and fleet.stable is not None else ()
-    for version in (*decision.fallbacks, *later):
+    stable = (fleet.stable,) if decision.follows_stable and fleet.stable is not None else ()
+    for version in (*stable, *decision.fallbacks):
         if version not in tried and version in fleet.ready:
             return version
     return None
@@ -116,13 +122,6 @@ def _pinned(policy: Policy, version: int, fleet: Fleet) -> Decision:
     )
 
 
-def _rests(version: int, fleet: Fleet, other: int | None = None) -> bool:
-    """Whether the breaker of `version` sends its requests to `other`, which is stable where nothing else is said."""
-    other = fleet.stable if other is None else other
-    healthy = other is not None and other != version and other in fleet.ready and other not in fleet.resting
-    return healthy and version in fleet.resting
-
-
 def _wish(policy: Policy, keys: RouteKeys, fleet: Fleet, draw: Callable[[], float]) -> tuple[bool, RouteReason]:
     """Whether the request wants the canary, and what said so."""
     header = _header(keys)
@@ -141,11 +140,18 @@ def _header(keys: RouteKeys) -> str:
     return "" if keys.canary is None else keys.canary.strip().lower()
 
 
-def _substitute(policy: Policy, fleet: Fleet, *, kept_from_canary: bool) -> int | None:
-    """The canary, where it may serve what was meant for stable."""
-    if policy.fallback_policy is not FallbackPolicy.BOTH or kept_from_canary or policy.canary == fleet.stable:
-        return None
-    return policy.canary
+def _substitutes(policy: Policy, fleet: Fleet, *, kept_from_canary: bool) -> list[int]:
+    """What may serve what was meant for stable: previous first, which has had all of it before, then the canary."""
+    found: list[int] = []
+    if policy.fallback_policy is FallbackPolicy.NONE:
+        return found
+    # Who goes back to an older version leaves the newer one for a reason, and that one is previous then.
+    previous, stable = fleet.previous, fleet.stable
+    if previous is not None and stable is not None and previous < stable and previous != policy.canary:
+        found.append(previous)
+    if policy.fallback_policy is FallbackPolicy.BOTH and not kept_from_canary and policy.canary is not None:
+        found.append(policy.canary)
+    return found
 
 
 def _loaded(fleet: Fleet) -> str:

@@ -1,4 +1,4 @@
-"""How many requests may come to stable instead of the version that they were meant for."""
+"""How many requests may come to stable, or to previous, instead of the version that they were meant for."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from piccard_canary.sliding_counts import Counts, SlidingCounts
 
 
 class FallbackBudget:
-    """Requests of the last seconds and those of them that stable took over, in all routers together."""
+    """Requests of the last seconds and those of them that were taken over, in all routers together."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -26,18 +26,18 @@ class FallbackBudget:
         self._add(limits, Counts(requests=1))
 
     def note(self, limits: FallbackLimits) -> None:
-        """Stable takes a request over that is not asked about: a stream that has begun is brought to its end."""
+        """A request is taken over that is not asked about: a stream that has begun is brought to its end."""
         self._add(limits, Counts(events=1))
 
     def take(self, limits: FallbackLimits, load: float, version: int | None) -> None:
-        """Stable is to take a request over.
+        """Stable or previous is to take a request over.
 
         Args:
-            load: of stable, 0 to 1.
+            load: of the one that is to, 0 to 1.
             version: that it is taken from.
 
         Raises:
-            RequestError: OVERLOADED, since stable is busy and has taken over more than its share.
+            RequestError: OVERLOADED, since that one is busy and more than the share was taken over.
         """
         with self._lock:
             now = self._clock()
@@ -45,9 +45,9 @@ class FallbackBudget:
             if not _allowed(limits, seen) and load >= limits.load:
                 raise RequestError(
                     ErrorCode.OVERLOADED,
-                    f"version {version} does not serve this, and stable is busy (load {load:.2f}) and has taken over"
-                    f" {seen.events} of {seen.requests} requests in {limits.window:g} s; retry, or raise the policy's"
-                    " fallback_budget",
+                    f"version {version} does not serve this, and the one that may take it over is busy (load"
+                    f" {load:.2f}), with {seen.events} of {seen.requests} requests taken over in {limits.window:g} s;"
+                    " retry, or raise the policy's fallback_budget",
                     retry_after=RETRY_AFTER,
                     version=version,
                 )
@@ -63,7 +63,7 @@ class FallbackBudget:
             self._others = others
 
     def report(self, limits: FallbackLimits) -> tuple[int, int]:
-        """Requests of this router in the window, and those that stable took over."""
+        """Requests of this router in the window, and those that were taken over."""
         with self._lock:
             counts = self._counts.totals(self._clock(), limits.window)
         return counts.requests, counts.events

@@ -154,14 +154,12 @@ class Router:
             resting.add(version)
 
     def _take_over(self, policy: Policy, decision: Decision) -> None:
-        """Charge the fallback budget where stable is to serve what was meant for another; raises OVERLOADED."""
-        if decision.passed_over is None or decision.passed_over == decision.version:
+        """Charge the fallback budget where a version is to serve what was meant for another; raises OVERLOADED."""
+        if decision.passed_over is None or not self._around.fleet().spares(decision.version):
             return
-        if decision.version != self._around.fleet().stable:
-            return
-        stable = self._around.loaded().get(decision.version)
+        taker = self._around.loaded().get(decision.version)
         try:
-            self._around.budget.take(policy.fallback_budget, stable.load if stable else 0.0, decision.passed_over)
+            self._around.budget.take(policy.fallback_budget, taker.load if taker else 0.0, decision.passed_over)
         except RequestError:
             label = version_label(decision.passed_over)
             self._around.counters.count("piccard_fallback_refusals_total", version=label)

@@ -286,8 +286,8 @@ class RouterModel:
 
 
 def _fleet(service: Service, availability: Availability) -> Fleet:
-    snapshot = availability.snapshot()
-    return Fleet(read_stable(service.stable_link), snapshot.ready.keys(), snapshot.expected)
+    snapshot, stable = availability.snapshot(), read_stable(service.stable_link)
+    return Fleet(stable, snapshot.ready.keys(), snapshot.expected, previous=snapshot.previous(stable))
 
 
 class _Frame:

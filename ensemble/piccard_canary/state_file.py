@@ -1,4 +1,4 @@
-"""state.json as the ensemble reads it: which versions may serve, and which there are at all."""
+"""state.json as the ensemble reads it: which versions may serve, in which roles, and which there are at all."""
 
 from pathlib import Path
 
@@ -14,11 +14,17 @@ class StateFile:
         self._watch = FileWatch(path)
         self._serving: frozenset[int] | None = None
         self._known: frozenset[int] | None = None
+        self._roles: tuple[int, ...] = ()
 
     def serving(self) -> frozenset[int] | None:
         """Versions in a serving state; None where there was no state.json yet, so that the processes alone decide."""
         self._look()
         return self._serving
+
+    def roles(self) -> tuple[int, ...]:
+        """Stable and previous, those of them that are in a serving state."""
+        self._look()
+        return self._roles
 
     def known(self) -> frozenset[int] | None:
         """All versions that it names, in whatever state; None where there was no state.json yet."""
@@ -35,3 +41,4 @@ class StateFile:
             return
         serving = (number for number, record in state.versions.items() if record.state in SERVING_STATES)
         self._serving, self._known = frozenset(serving), frozenset(state.versions)
+        self._roles = tuple(number for number in (state.stable, state.previous) if number in self._serving)

@@ -53,7 +53,7 @@ class Surroundings:
         load: counts what is in flight.
         completions: counts what requests came to.
         breakers: of all versions.
-        budget: of what stable takes over.
+        budget: of what stable and previous take over.
         shadows: mirrors requests to another version.
         announce: calls what tells a client its cancel token, now or after a while.
     """
@@ -423,9 +423,12 @@ class Stream:
         if now - self._received > self.policy.abandoned_limit:
             raise error
         fleet, loaded = self._around.fleet(), self._around.loaded()
-        version = successor(self._decision, self._record.tried, fleet)
+        # One that is full works as fast as it can: previous stands in for a stable that fails, and is no second half.
+        full = {"version": fleet.stable, "code": ErrorCode.OVERLOADED.value} in self._record.failures
+        barred = [*self._record.tried, fleet.previous] if full else self._record.tried
+        version = successor(self._decision, barred, fleet)
         if version is None or version not in loaded:
-            untried = [v for v in self._decision.fallbacks if v not in self._record.tried]
+            untried = [v for v in self._decision.fallbacks if v not in barred]
             if self._delivery.told and (untried or len(self._record.failures) > 1):
                 raise self._impossible(error, "no other version that may serve it is ready")
             raise _with_retry(error)
@@ -440,7 +443,7 @@ class Stream:
                     loaded.version, RouteReason.RESUMED, resumed_request(self.request, self._progress), loaded
                 )
                 following.logprob_base = self._progress.logprob
-                if loaded.version == self._around.fleet().stable:
+                if self._around.fleet().spares(loaded.version):
                     self._around.budget.note(self.policy.fallback_budget)
                 self._around.counters.count("piccard_resumes_total", version=label, code=code)
                 return following
@@ -454,8 +457,8 @@ class Stream:
         return following
 
     def _charge_budget(self, attempt: Attempt, loaded: LoadedVersion) -> None:
-        """Charge the fallback budget where stable is to take the request over; raises OVERLOADED."""
-        if loaded.version != self._around.fleet().stable:
+        """Charge the fallback budget where that binds the version that takes over; raises OVERLOADED."""
+        if not self._around.fleet().spares(loaded.version):
             return
         try:
             self._around.budget.take(self.policy.fallback_budget, loaded.load, attempt.version)

@@ -31,15 +31,19 @@ class Home:
         told = VersionReport.model_validate({"version": version, "phase": phase, **report})
         self.live.writer(version_owner(version)).publish(told.model_dump())
 
-    def write_states(self, **states: VersionState) -> None:
+    def write_states(self, stable: int | None = None, previous: int | None = None, **states: VersionState) -> None:
         records = {
             int(name.removeprefix("v")): VersionRecord(state=state, label="v", published_at="", changed_at="")
             for name, state in states.items()
         }
-        state = ServiceState(service="deepseek", versions=records)
+        state = ServiceState(service="deepseek", stable=stable, previous=previous, versions=records)
         new = self.service.state_json.with_suffix(".new")
         new.write_text(state.model_dump_json(by_alias=True))
         os.replace(new, self.service.state_json)
+
+    def previous(self, stable: int | None) -> int | None:
+        self.clock.now += 1
+        return self.availability.snapshot().previous(stable)
 
     def ready(self) -> set[int]:
         self.clock.now += 1
@@ -88,6 +92,31 @@ def test_state_json_has_its_say(home: Home) -> None:
 
     home.write_states(v1=VersionState.STABLE, v2=VersionState.READY)
     assert home.ready() == {1, 2}
+
+
+def test_previous_is_told_while_it_may_serve(home: Home) -> None:
+    assert home.previous(2) is None
+    for state, told in (
+        (VersionState.PREVIOUS, 1),
+        (VersionState.FAILED, None),
+        # Loaded again, before it has its role back.
+        (VersionState.READY, 1),
+        (VersionState.DRAINING, None),
+    ):
+        home.write_states(stable=2, previous=1, v1=state, v2=VersionState.STABLE)
+        assert home.previous(2) == told
+    home.write_states(stable=2, v1=VersionState.READY, v2=VersionState.STABLE)
+    assert home.previous(2) is None
+
+
+def test_previous_between_the_two_halves_of_a_rollback(home: Home) -> None:
+    home.write_states(stable=2, previous=1, v1=VersionState.PREVIOUS, v2=VersionState.STABLE)
+    assert (home.previous(1), home.previous(2)) == (2, 1)
+    home.write_states(stable=1, previous=2, v1=VersionState.STABLE, v2=VersionState.PREVIOUS)
+    # The link still names the version that fails.
+    assert home.previous(2) == 1
+    assert home.previous(1) == 2
+    assert home.previous(None) == 1
 
 
 def test_a_broken_state_json_changes_nothing(home: Home) -> None:

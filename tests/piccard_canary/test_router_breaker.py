@@ -254,3 +254,88 @@ def test_a_request_for_a_canary_where_none_is_set_is_stables_own(scene: Callable
     stage = scene({1: Play()}, canary=None, fallback_budget=BUDGET)
     busy(stage)
     assert [way(stage.run(ask())) for _ in range(5)] == [(1, "canary_unavailable")] * 5
+
+
+def after_promotion(scene: Callable[..., Scene], stable: Play, **policy: Any) -> Scene:
+    """Version 2 is stable and plays `stable`; version 1 was stable before."""
+    return scene({1: Play(), 2: stable}, **({"stable": 2, "previous": 1, "canary": None} | policy))
+
+
+PLAIN = RouteKeys()
+
+
+def test_the_breaker_of_stable_sends_its_requests_to_previous(scene: Callable[..., Scene]) -> None:
+    stage = after_promotion(scene, Play(fail_at=0))
+    for _ in range(3):
+        assert way(stage.run(ask(PLAIN))) == (1, "fallback")
+    for route in (PLAIN, RouteKeys(canary="false"), RouteKeys(canary="true")):
+        assert way(stage.run(ask(route))) == (1, "breaker_open")
+    assert calls(stage, 2) == 3
+    # Version 2 is told of in the log, by which a rollout judges it.
+    assert [line.attempts for line in stage.lines[:3]] == [[{"version": 2, "code": "INTERNAL"}]] * 3
+    assert [(line.version, line.passed_over) for line in stage.lines[3:]] == [(1, 2)] * 3
+
+    # Probes go on: one that fails is served by previous, and those that go well bring the requests back.
+    stage.clock.now += 10.0
+    assert way(stage.run(ask(PLAIN))) == (1, "fallback")
+    assert calls(stage, 2) == 4
+    stage.clock.now += 10.0
+    stage.versions.plays[2] = Play(base=2000)
+    assert [way(stage.run(ask(PLAIN))) for _ in range(3)] == [(2, "stable")] * 3
+    assert stage.counted("piccard_breaker_open") == 0
+
+
+def test_a_pin_stays_with_a_stable_that_fails(scene: Callable[..., Scene]) -> None:
+    stage = after_promotion(scene, Play(fail_at=0))
+    for _ in range(5):
+        refused = stage.run(ask(PINNED))
+        assert refused.error is not None
+        assert refused.error.version == 2
+    assert calls(stage, 1) == 0
+
+
+def test_previous_that_is_gone_takes_nothing(scene: Callable[..., Scene]) -> None:
+    stage = after_promotion(scene, Play(fail_at=0))
+    for _ in range(4):
+        assert way(stage.run(ask(PLAIN)))[0] == 1
+    stage.previous = None
+    refused = stage.run(ask(PLAIN))
+    assert refused.error is not None
+    assert refused.error.version == 2
+
+
+def test_after_a_rollback_nothing_goes_to_what_failed(scene: Callable[..., Scene]) -> None:
+    stage = after_promotion(scene, Play(base=2000))
+    stage.stable, stage.previous = 1, 2
+    stage.versions.plays[1] = Play(fail_at=0)
+    for _ in range(5):
+        refused = stage.run(ask(PLAIN))
+        assert refused.error is not None
+        assert refused.error.version == 1
+    assert calls(stage, 2) == 0
+
+
+@pytest.mark.parametrize("kind", ["fails", "open", "gone"])
+def test_a_busy_previous_is_not_flooded(scene: Callable[..., Scene], kind: str) -> None:
+    off = BreakerLimits(consecutive_errors=None, error_share=None)
+    limits = LIMITS if kind == "open" else off
+    stage = after_promotion(scene, Play(fail_at=0), breaker=limits, fallback_budget=BUDGET)
+    if kind == "open":
+        for _ in range(3):
+            stage.run(ask(PLAIN))
+        stage.clock.now += 0.1
+    if kind == "gone":
+        del stage.loaded[2]
+    busy(stage)
+    ends = [stage.run(ask(PLAIN)) for _ in range(6)]
+    refused = [client.error for client in ends if client.error is not None]
+    assert len(refused) == (6 if kind == "open" else 4)
+    assert {(error.code, error.version) for error in refused} == {(ErrorCode.OVERLOADED, 2)}
+    assert stage.counted("piccard_fallback_refusals_total", version="2") == len(refused)
+    # A stream that has begun is brought to its end, and a pin is no matter of the budget.
+    if kind == "fails":
+        stage.versions.plays[2] = Play(fail_at=1)
+        assert way(stage.run(ask(PLAIN))) == (1, "resumed")
+    assert way(stage.run(ask(RouteKeys(version=1)))) == (1, "pin")
+    busy(stage, 0.5)
+    assert stage.run(ask(PLAIN)).error is None

@@ -244,6 +244,77 @@ def test_stable_falls_back_to_the_canary_where_both_may(scene: Callable[..., Sce
     assert client.responses[-1].route_reason == "resumed"
 
 
+def after_promotion(scene: Callable[..., Scene], stable: Play, **policy: Any) -> Scene:
+    """Version 2 is stable and plays `stable`; version 1 was stable before."""
+    return scene({1: Play(), 2: stable}, **({"stable": 2, "previous": 1, "canary": None} | policy))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_previous_takes_over_what_a_new_stable_fails(scene: Callable[..., Scene], at: int, stream: bool) -> None:
+    stage = after_promotion(scene, Play(base=2000, fail_at=at))
+    client = stage.run(ask(route=RouteKeys(), stream=stream))
+
+    assert client.text() == expected(0, (2000, at), (1000, 4))
+    last = client.responses[-1]
+    assert (last.served_version, last.route_reason) == (1, "resumed" if at else "fallback")
+    assert last.details["route"] == {"decision": "stable", "attempts": [{"version": 2, "code": "INTERNAL"}]}
+    assert stage.lines[-1].truncated == ([2] if at else [])
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_previous_takes_over_from_a_new_stable_that_hangs(scene: Callable[..., Scene], at: int) -> None:
+    stage = after_promotion(scene, Play(hang_at=at), deadlines={"first_token": 5.0, "between_tokens": 3.0})
+    client = stage.start(ask(route=RouteKeys()))
+    assert stage.versions.hanging.wait(60)
+    stage.clock.now += 5.1
+    stage.watchdog.look()
+    stage.wait_over(client)
+
+    assert client.text() == expected(0, (1000, 4))
+    assert stage.lines[-1].attempts == [{"version": 2, "code": "DEADLINE_EXCEEDED"}]
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize(
+    ("route", "code", "policy"),
+    [
+        (RouteKeys(version=2), ErrorCode.INTERNAL, {}),
+        (RouteKeys(), ErrorCode.INTERNAL, {"fallback_policy": "none"}),
+        (RouteKeys(), ErrorCode.INVALID_TOKEN, {}),
+        (RouteKeys(), ErrorCode.OVERLOADED, {}),
+    ],
+    ids=["pin", "none", "client", "full"],
+)
+def test_what_previous_does_not_take_over(
+    scene: Callable[..., Scene], route: RouteKeys, code: ErrorCode, policy: dict[str, Any], at: int
+) -> None:
+    stage = after_promotion(scene, Play(fail_at=at, error=code), **policy)
+    client = stage.run(ask(route=route))
+
+    assert [version for version, _, _ in stage.versions.calls] == [2]
+    assert client.error is not None
+    assert (client.error.code, client.error.version) == (code, 2)
+
+
+def test_what_the_canary_and_stable_fail_comes_to_previous(scene: Callable[..., Scene]) -> None:
+    plays = {1: Play(), 2: Play(base=2000, fail_at=2), 3: Play(base=3000, fail_at=1)}
+    stage = scene(plays, stable=2, previous=1, canary=3)
+    client = stage.run(ask())
+
+    assert client.text() == expected(0, (3000, 1), (2000, 2), (1000, 4))
+    assert [version for version, _, _ in stage.versions.calls] == [3, 2, 1]
+
+
+def test_what_a_full_stable_refused_never_comes_to_previous(scene: Callable[..., Scene]) -> None:
+    plays = {1: Play(), 2: Play(fail_at=0, error=ErrorCode.OVERLOADED), 3: Play(fail_at=0)}
+    stage = scene(plays, stable=2, previous=1, canary=3, fallback_policy="both")
+    for route in (TO_CANARY, RouteKeys()):
+        client = stage.run(ask(route=route))
+        assert client.error is not None
+    assert 1 not in {version for version, _, _ in stage.versions.calls}
+
+
 def test_a_new_stable_takes_over(scene: Callable[..., Scene]) -> None:
     """The version was dropped between the decision and the call."""
     gone = RequestError(ErrorCode.UNAVAILABLE, "version 1 is not loaded")

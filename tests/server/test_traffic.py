@@ -157,7 +157,7 @@ def test_a_canary_that_breaks_streams_off_harms_no_caller_of_the_gateway(
 
 
 def test_a_promoted_version_that_turns_bad_is_rolled_back_by_nobody(fresh_server: FreshServer, tmp_path: Path) -> None:
-    """Within its bake time. Its callers hear its failures until the next look, and none after the link has moved."""
+    """Within its bake time, in which the old version takes over what it fails: its callers hear of nothing."""
     server = fresh_server(options=("--gateway",))
     with callers(server) as found:
         begin(server, tmp_path, bake=600.0)
@@ -172,10 +172,7 @@ def test_a_promoted_version_that_turns_bad_is_rolled_back_by_nobody(fresh_server
         assert server.state().stable == 1
         assert traffic_of(server) == (None, 0.0)
         assert {version for words in served(server, found) for version in words} == {"1"}
-        failed = len(found.codes["steady"])
-        assert set(found.codes["steady"]) == {"out_of_memory"}
-        served(server, found)
-        assert len(found.codes["steady"]) == failed
+        assert found.codes["steady"] == []
     assert server.problems() == []
 
 

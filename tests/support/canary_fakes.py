@@ -186,7 +186,15 @@ class Client:
 class Scene:
     """A router among fake versions, with a watchdog that looks when told to."""
 
-    def __init__(self, plays: dict[int, Play], *, streams: bool = True, stable: int | None = 1, **policy: Any) -> None:
+    def __init__(
+        self,
+        plays: dict[int, Play],
+        *,
+        streams: bool = True,
+        stable: int | None = 1,
+        previous: int | None = None,
+        **policy: Any,
+    ) -> None:
         self.versions = PlayedVersions(plays)
         self.clock = HandClock()
         self.counters = Counters("deepseek", "router")
@@ -198,6 +206,7 @@ class Scene:
         self.announce: Callable[[Callable[[], None]], None] = lambda tell: tell()
         self.policy = Policy(**{"canary": 2, **policy})
         self.stable = stable
+        self.previous = previous
         self.loaded = {n: LoadedVersion(n, pid=100 + n, tokenizer_hash="t", template_hash="c") for n in plays}
         self.processes: dict[int, int | None] = {n: 100 + n for n in plays}
         self.posted: list[str] = []
@@ -222,7 +231,7 @@ class Scene:
         self.around = Surroundings(
             name="router",
             client=self.versions,
-            fleet=lambda: Fleet(self.stable, self.loaded.keys(), frozenset(plays)),
+            fleet=lambda: Fleet(self.stable, self.loaded.keys(), frozenset(plays), previous=self.previous),
             loaded=lambda: dict(self.loaded),
             cancels=self.cancels,
             counters=self.counters,

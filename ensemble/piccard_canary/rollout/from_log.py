@@ -20,6 +20,7 @@ _CHANCE = frozenset(
         RouteReason.STABLE,
         RouteReason.CANARY_UNAVAILABLE,
         RouteReason.BREAKER_OPEN,
+        RouteReason.FALLBACK,
     }
 )
 
@@ -52,10 +53,10 @@ def observed(line: dict[str, Any], canary: int) -> Iterator[tuple[int, Observati
         return
     if line.get("decision") not in _CHANCE:
         return
-    if line["decision"] == RouteReason.CANARY_UNAVAILABLE:
-        yield canary, Observation(failed=True, fallback=True)
-    elif line["decision"] == RouteReason.BREAKER_OPEN and line.get("passed_over") is not None:
-        yield line["passed_over"], Observation(failed=True, fallback=True)
+    # An older router does not tell of it. Who asked for a canary where none was set missed none.
+    missed = line.get("passed_over", canary if line["decision"] == RouteReason.CANARY_UNAVAILABLE else None)
+    if missed is not None:
+        yield missed, Observation(failed=True, fallback=True)
     attempts = line.get("attempts", [])
     code = line["code"]
     for index, attempt in enumerate(attempts):

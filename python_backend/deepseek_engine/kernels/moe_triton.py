@@ -374,6 +374,8 @@ SORT = Table(
             {"CHUNK": chunk, "BLOCK_EXPERTS": experts, "BLOCK_M": rows},
             num_warps=warps,
             num_stages=1,
+            # Tiles of 8 are of kernels for that architecture alone.
+            architectures=(HOPPER,) if rows == 8 else ARCHITECTURES,
             when={"block_m": (rows, rows), "experts": (1, experts - 1), "pairs": reach},
         )
         for rows in (8, 16, 32, 64, 128)

@@ -64,6 +64,19 @@ def test_a_canary_that_is_not_there_failed() -> None:
     assert found[1].first_token == 0.2
 
 
+def test_who_asked_for_a_canary_where_none_was_set_missed_none() -> None:
+    """As callers with the header do in the bake time, when the version that they mean is stable."""
+    found = seen(decision="canary_unavailable", version=2, passed_over=None)
+    assert set(found) == {2}
+    assert not found[2].failed
+
+
+def test_a_stable_that_is_not_there_failed_what_previous_served() -> None:
+    found = seen(decision="fallback", version=1, passed_over=2)
+    assert found[2] == Observation(failed=True, fallback=True)
+    assert not found[1].failed
+
+
 def test_no_version_was_found() -> None:
     assert seen(version=None, code="UNAVAILABLE") == {}
 
