@@ -44,9 +44,9 @@ KERNELS_WITHOUT_COPIES = {
     "gather_entries",
 }
 """Their loads go to registers; every other kernel feeds tensor cores and must copy asynchronously."""
-
-
-ONLY_ON_HOPPER = {"mla_decode_wide"}
+KERNELS_IN_REGISTERS = {"int4_rows", "moe_gate_up_int4_rows", "moe_down_int4_rows"}
+"""Of these it is the tensor cores' operands that loads bring."""
+ONLY_ON_HOPPER = {"mla_decode_wide", *KERNELS_IN_REGISTERS}
 """Others of the kind stand in for them elsewhere."""
 
 
@@ -60,7 +60,10 @@ def test_every_row_keeps_its_promises(table: Table, architecture: int) -> None:
     for row in rows:
         binary = aot.compile_variant(table.kernel, row, "bf16", architecture)
         found = binary.faults(row)
-        if table.kernel.name not in KERNELS_WITHOUT_COPIES and not binary.copies_asynchronously:
+        if table.kernel.name in KERNELS_IN_REGISTERS:
+            if "mma.sync" not in binary.ptx:
+                found.append("has no product of tensor cores")
+        elif table.kernel.name not in KERNELS_WITHOUT_COPIES and not binary.copies_asynchronously:
             found.append("has no asynchronous copy")
         if ("griddepcontrol.wait" in binary.ptx) != (table.kernel.chained and architecture >= HOPPER):
             found.append("waits for the launch before it where it need not, or does not where it has to")
