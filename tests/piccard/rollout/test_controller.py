@@ -316,12 +316,13 @@ def test_a_canary_that_was_given_up_is_aborted(new_scene: NewScene) -> None:
     assert "version 2 is failed" in scene.state().reason
 
 
-def test_a_broken_policy_stands_in_no_ones_way(new_scene: NewScene) -> None:
+@pytest.mark.parametrize("broken", [b"traffic_ratio: [", b"# f\xfcr", b"since: 2026-02-30", b"[" * 1500])
+def test_a_broken_policy_stands_in_no_ones_way(new_scene: NewScene, broken: bytes) -> None:
     scene = new_scene()
     scene.tick()
     scene.errors = 0.5
     scene.requests()
-    scene.service.policy_file.write_text("traffic_ratio: [", encoding="utf-8")
+    scene.service.policy_file.write_bytes(broken)
     scene.now += PLAN.look
     scene.controller().tick()
     scene.ratios = [0.0]
