@@ -316,7 +316,7 @@ def test_a_canary_that_was_given_up_is_aborted(new_scene: NewScene) -> None:
     assert "version 2 is failed" in scene.state().reason
 
 
-@pytest.mark.parametrize("broken", [b"traffic_ratio: [", b"# f\xfcr", b"since: 2026-02-30", b"[" * 1500])
+@pytest.mark.parametrize("broken", [b"traffic_ratio: [", b"# f\xfcr", b"since: 2026-02-30"])
 def test_a_broken_policy_stands_in_no_ones_way(new_scene: NewScene, broken: bytes) -> None:
     scene = new_scene()
     scene.tick()
