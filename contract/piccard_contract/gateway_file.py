@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from piccard_contract.validation import explain
+from piccard_contract.yaml_text import YamlTextError, load_yaml
 
 Factor = Annotated[float, Field(gt=0, le=100)]
 
@@ -81,10 +81,10 @@ def read_gateway_file(path: Path) -> GatewayFile:
         OSError: it cannot be read.
     """
     try:
-        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data: Any = load_yaml(path.read_bytes())
     except FileNotFoundError:
         return GatewayFile()
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except YamlTextError as error:
         raise GatewayFileError(f"gateway.yaml is not YAML: {error}") from error
     if not isinstance(data, dict):
         raise GatewayFileError("gateway.yaml must be a mapping of keys such as limits")

@@ -13,6 +13,7 @@ from piccard_contract.claims import OWN_TENANT
 from piccard_contract.request import PIN_PARAMETER, USER_PARAMETER
 from piccard_contract.sampling import SamplingParams
 from piccard_contract.validation import explain
+from piccard_contract.yaml_text import YamlTextError, load_yaml
 
 HEADER_NAME = r"^[A-Za-z0-9][A-Za-z0-9-]{0,63}$"
 
@@ -273,15 +274,15 @@ class Policy(BaseModel):
         return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 
-def parse_policy(text: str) -> Policy:
+def parse_policy(text: bytes | str) -> Policy:
     """Read a policy from YAML.
 
     Raises:
         PolicyError: with the key that is wrong and what it takes.
     """
     try:
-        data: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        data: Any = load_yaml(text)
+    except YamlTextError as error:
         raise PolicyError(f"policy.yaml is not YAML: {error}") from error
     if not isinstance(data, dict):
         raise PolicyError("policy.yaml must be a mapping of keys such as traffic_ratio: 0.05")
@@ -293,4 +294,4 @@ def parse_policy(text: str) -> Policy:
 
 def read_policy(path: Path) -> Policy:
     """Read policy.yaml at `path`; OSError where it cannot be read, PolicyError where it is wrong."""
-    return parse_policy(path.read_text(encoding="utf-8"))
+    return parse_policy(path.read_bytes())

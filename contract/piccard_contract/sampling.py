@@ -21,6 +21,10 @@ MAX_STOP_LENGTH = 1024
 # Entries of logit_bias and of stop_token_ids; OpenAI's API takes some hundred.
 MAX_TOKEN_ENTRIES = 4096
 MAX_CHOICES = 16
+# Of numbers that engines keep in tensors beside those of other requests: one that did not fit would fail them all.
+MAX_INT = 2**31 - 1
+# A smaller divisor makes numbers of logits that are none, which would seem to be the version's fault.
+MIN_REPETITION_PENALTY = 0.01
 
 # What is told of a value out of its range where vLLM's own range is wider.
 _NARROWER = {
@@ -65,18 +69,18 @@ class SamplingParams(BaseModel):
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     temperature: float = Field(default=1.0, ge=0.0, le=100.0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=0, ge=-1)
+    top_k: int = Field(default=0, ge=-1, le=MAX_INT)
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
-    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
+    repetition_penalty: float = Field(default=1.0, ge=MIN_REPETITION_PENALTY, le=100.0)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stop: list[str] = Field(default_factory=list, max_length=MAX_STOP_STRINGS)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_TOKEN_ENTRIES)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    max_tokens: int | None = Field(default=16, ge=1)
-    min_tokens: int = Field(default=0, ge=0)
+    max_tokens: int | None = Field(default=16, ge=1, le=MAX_INT)
+    min_tokens: int = Field(default=0, ge=0, le=MAX_INT)
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     logit_bias: dict[TokenId, Bias] = Field(default_factory=dict, max_length=MAX_TOKEN_ENTRIES)

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from piccard_contract.validation import explain
+from piccard_contract.yaml_text import YamlTextError, load_yaml
 
 SCHEMA = 1
 # Pydantic's patterns are Rust's, where $ is the very end: a trailing newline does not match.
@@ -157,15 +158,15 @@ class VersionFile(BaseModel):
         return yaml.safe_dump(self.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
 
 
-def parse_version_file(text: str) -> VersionFile:
+def parse_version_file(text: bytes | str) -> VersionFile:
     """Read a version from YAML.
 
     Raises:
         VersionFileError: with the key that is wrong and what it takes; a newer schema is named as such.
     """
     try:
-        data: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        data: Any = load_yaml(text)
+    except YamlTextError as error:
         raise VersionFileError(f"version.yaml is not YAML: {error}") from error
     if not isinstance(data, dict):
         raise VersionFileError("version.yaml must be a mapping with schema, label and checkpoint")
@@ -182,4 +183,4 @@ def parse_version_file(text: str) -> VersionFile:
 
 def read_version_file(folder: Path) -> VersionFile:
     """Read `folder`/version.yaml; OSError where it cannot be read, VersionFileError where it is wrong."""
-    return parse_version_file((folder / "version.yaml").read_text(encoding="utf-8"))
+    return parse_version_file((folder / "version.yaml").read_bytes())

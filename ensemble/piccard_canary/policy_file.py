@@ -34,7 +34,7 @@ class PolicyFile:
         before = self._watch.signature()
         try:
             policy = read_policy(self.path)
-        except (PolicyError, OSError, UnicodeDecodeError) as error:
+        except (PolicyError, OSError) as error:
             self.error = f"{error}; the last good policy stays in use"
             return
         # An editor that writes in place may have been met halfway: the next look reads again.

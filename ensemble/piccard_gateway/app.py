@@ -20,7 +20,8 @@ _log = logging.getLogger(__name__)
 
 def make_app(gateway: Gateway, keys: KeyRing) -> ASGIApp:
     """The application over `gateway`, behind its door."""
-    app = FastAPI(title="Piccard", openapi_url=None)
+    # A path with a slash too many is none: a redirect names whatever host the request did, and sends body and key on.
+    app = FastAPI(title="Piccard", openapi_url=None, redirect_slashes=False)
     app.state.gateway = gateway
     # FastAPI's own routes take half a millisecond of a first token for what these read themselves.
     for resource in (chat, completions):

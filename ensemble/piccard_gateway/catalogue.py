@@ -30,7 +30,7 @@ class Offer:
     def policy(self) -> Policy:
         if self._watch.changed():
             # Admission tells of a broken one.
-            with suppress(PolicyError, OSError, UnicodeDecodeError):
+            with suppress(PolicyError, OSError):
                 self._policy = read_policy(self.service.policy_file)
         return self._policy
 

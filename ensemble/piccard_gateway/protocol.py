@@ -43,6 +43,9 @@ def bounded_protocol(header_bytes: int, read_seconds: float) -> type[HttpToolsPr
                 if self._header_bytes > header_bytes:
                     self._refuse(431, "headers_too_large", f"line and headers take {header_bytes} bytes; shorten them")
 
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(400, "invalid_http", msg)
+
         def _refuse(self, status: int, code: str, sentence: str) -> None:
             if self.transport.is_closing():
                 return

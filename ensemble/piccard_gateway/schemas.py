@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 from piccard_contract.errors import ErrorCode
 from piccard_contract.sampling import MAX_LOGPROBS, SamplingParams
 from piccard_contract.validation import explain
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from piccard_gateway.errors import ApiError, refused
 from piccard_gateway.unsupported import check_names
@@ -14,6 +14,9 @@ from piccard_gateway.unsupported import check_names
 CLIENT_EXTENSIONS = frozenset({"add_generation_prompt", "chat_template_kwargs", "coalesce_ms", "script"})
 
 MAX_PROMPTS = 64
+
+# Token ids go to the ensemble as INT64.
+_MAX_TOKEN_ID = 2**63 - 1
 
 
 class StreamOptions(BaseModel):
@@ -49,6 +52,11 @@ class Body(BaseModel):
     version: int | None = Field(default=None, ge=1, lt=10**18)
     extensions: dict[str, Any] = Field(default_factory=dict)
 
+    @field_validator("extensions", mode="before")
+    @classmethod
+    def _none_is_empty(cls, value: Any) -> Any:
+        return {} if value is None else value
+
     def sampling(self, **own: Any) -> dict[str, Any]:
         """Sampling parameters as the ensemble takes them.
 
@@ -63,10 +71,11 @@ class Body(BaseModel):
         named = {name: value for name, value in rest.items() if name in SamplingParams.model_fields}
         named = {name: value for name, value in named.items() if value is not None} | own
         try:
-            SamplingParams.model_validate(named)
+            read = SamplingParams.model_validate(named)
         except ValidationError as error:
             raise _invalid(error) from error
-        return named
+        # As it was read, since a number may be sent as text or with a point; the router refuses a truth value for one.
+        return {name: value if isinstance(value, bool) else getattr(read, name) for name, value in named.items()}
 
 
 class ChatBody(Body):
@@ -105,7 +114,7 @@ class CompletionBody(Body):
         """The prompts, each a text or token ids.
 
         Raises:
-            ApiError: there are none, or too many.
+            ApiError: there are none, or too many, or a token id is larger than the ensemble takes.
         """
         prompts: list[Any]
         if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
@@ -120,6 +129,9 @@ class CompletionBody(Body):
                 f"a request takes {MAX_PROMPTS} prompts, {len(prompts)} were sent; send more requests",
                 "prompt",
             )
+        for prompt in prompts:
+            if not isinstance(prompt, str) and max(map(abs, prompt)) > _MAX_TOKEN_ID:
+                raise refused(ErrorCode.INVALID_TOKEN, f"prompt has a token id over {_MAX_TOKEN_ID}", "prompt")
         return prompts
 
     def sampling(self, **own: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ _NOTHING_KEPT = "nothing is kept of a request"
 UNSUPPORTED: dict[str, str] = {
     **UNSERVED,
     "audio": "the models write text only",
+    "detokenize": "answers are text; see the ensemble's output token_ids",
     "function_call": _NO_TOOLS,
     "functions": _NO_TOOLS,
     "guided_choice": _NO_GRAMMAR,
@@ -26,6 +27,7 @@ UNSUPPORTED: dict[str, str] = {
     "modalities": "the models write text only",
     "parallel_tool_calls": _NO_TOOLS,
     "prediction": "there is no speculative decoding from a prediction",
+    "prompt_logprobs": "echo with logprobs tells them in /v1/completions",
     "reasoning_effort": "how long a model reasons is its own; max_tokens bounds it together with the answer",
     "response_format": _NO_GRAMMAR,
     "service_tier": "there is one tier; see the header X-Priority",
@@ -39,6 +41,7 @@ UNSUPPORTED: dict[str, str] = {
 # Values that ask for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
+    "detokenize": (True,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "metadata": ({},),

@@ -125,6 +125,26 @@ def test_a_mask_that_leaves_nothing_fails_its_row_alone():
     assert "leave no token" in sample.errors()[0]
 
 
+def ends_of_ranges():
+    """Each number that a request may send, at both ends of what the contract takes; None is left out."""
+    for name, field in SamplingParams.model_json_schema()["properties"].items():
+        for kind in field.get("anyOf", [field]):
+            for end in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+                if end in kind and name not in ("n", "max_tokens", "prompt_logprobs"):
+                    inside = {"exclusiveMinimum": 1e-300, "exclusiveMaximum": -1}.get(end, 0)
+                    yield {name: kind[end] + inside}
+
+
+@pytest.mark.parametrize("params", list(ends_of_ranges()), ids=str)
+@pytest.mark.parametrize("temperature", [0, 1.01e-5, 1.0])
+def test_what_the_contract_takes_fails_no_row(params, temperature):
+    """A request with the most extreme number is sampled, and so is who shares its step."""
+    extreme = {"temperature": temperature, "max_tokens": None} | params
+    ordinary = {"top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "seed": 3, "logprobs": 1}
+    sampler = sampler_of(sequence(0, extreme, output=[4, 4]), sequence(1, ordinary))
+    assert sampler.sample(random_logits(2, 2) * 20, [0, 1]).errors() == {}
+
+
 @pytest.mark.parametrize(
     "params", [{"temperature": 0}, {}, {"top_p": 0.5}, {"repetition_penalty": 2.0}, {"logprobs": 2}]
 )

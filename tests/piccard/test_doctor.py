@@ -201,6 +201,22 @@ def broken_policy(service: Service) -> None:
     service.policy_file.write_text("traffic_ratio: 7\n")
 
 
+def broken_rollout(service: Service) -> None:
+    service.rollout_file.write_bytes(b'{"schema": 2')
+
+
+def broken_golden_prompts(service: Service) -> None:
+    service.golden_prompts.write_text('{"text": "a"}\n')
+
+
+def broken_gateway_file(service: Service) -> None:
+    service.gateway_file.write_bytes(b"# f\xfcr")
+
+
+def broken_keys(service: Service) -> None:
+    service.gateway_keys.write_text('{"keys": 5}')
+
+
 def link_is_a_folder(service: Service) -> None:
     service.stable_link.unlink()
     service.stable_link.mkdir()
@@ -208,6 +224,10 @@ def link_is_a_folder(service: Service) -> None:
 
 def broken_state(service: Service) -> None:
     service.state_json.write_text("{")
+
+
+def state_of_another_kind(service: Service) -> None:
+    service.state_json.write_bytes(b"\xff\xfe\0")
 
 
 FOR_PEOPLE: list[tuple[str, Callable[[Service], None]]] = [
@@ -221,8 +241,13 @@ FOR_PEOPLE: list[tuple[str, Callable[[Service], None]]] = [
     ("version", broken_version_file),
     ("checkpoint", missing_checkpoint),
     ("policy", broken_policy),
+    ("rollout", broken_rollout),
+    ("golden", broken_golden_prompts),
+    ("gateway", broken_gateway_file),
+    ("keys", broken_keys),
     ("stable-link", link_is_a_folder),
     ("state", broken_state),
+    ("state", state_of_another_kind),
     ("pin", write_newer_than_the_pin),
 ]
 
@@ -233,6 +258,7 @@ def test_trap_is_found_and_told(service: Service, trap: str, lay: Callable[[Serv
     finding = found(service, trap)
     assert finding.problem
     assert finding.remedy
+    assert "For further information" not in finding.problem
 
 
 def test_changed_snapshot_is_found(service: Service, piccard: Piccard) -> None:

@@ -69,16 +69,16 @@ def test_an_edit_in_progress_is_not_taken(tmp_path: Path, monkeypatch: pytest.Mo
     file = PolicyFile(path)
     file.current()
     whole = Policy(canary=3, traffic_ratio=0.5).dump()
-    read = Path.read_text
+    read = Path.read_bytes
 
-    def while_the_editor_writes(self: Path, *args: object, **kwargs: object) -> str:
-        half = read(self, encoding="utf-8")
+    def while_the_editor_writes(self: Path) -> bytes:
+        half = read(self)
         path.write_text(whole)
         return half
 
     path.write_text("canary: 3\n")
-    monkeypatch.setattr(Path, "read_text", while_the_editor_writes)
+    monkeypatch.setattr(Path, "read_bytes", while_the_editor_writes)
     # Half of it would mean a ratio of 0.
     assert file.current().traffic_ratio == 0.5
-    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(Path, "read_bytes", read)
     assert file.current() == Policy(canary=3, traffic_ratio=0.5)

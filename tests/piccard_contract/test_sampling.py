@@ -20,10 +20,14 @@ from pydantic import ValidationError
         {"top_p": 1.01},
         {"top_p": float("nan")},
         {"top_k": -2},
+        {"top_k": 2**31},
+        {"max_tokens": 10**400},
+        {"min_tokens": 10**400, "max_tokens": None},
         {"min_p": 1.5},
         {"presence_penalty": 2.1},
         {"frequency_penalty": float("nan")},
         {"repetition_penalty": 0},
+        {"repetition_penalty": 1e-30},
         {"seed": 2**63},
         {"stop": [""]},
         {"stop": ["x"] * 17},
@@ -45,6 +49,16 @@ from pydantic import ValidationError
 def test_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         SamplingParams.model_validate(settings)
+
+
+def test_every_whole_number_fits_a_tensor() -> None:
+    """Engines keep them beside those of other requests, in 32 bits or, seeds, in 64."""
+    for name, field in SamplingParams.model_json_schema()["properties"].items():
+        for kind in field.get("anyOf", [field]):
+            if kind.get("type") == "integer":
+                most = kind.get("maximum", kind.get("exclusiveMaximum"))
+                assert most is not None, name
+                assert most <= (2**63 if name == "seed" else 2**31 - 1), name
 
 
 def test_one_stop_string_is_a_list() -> None:

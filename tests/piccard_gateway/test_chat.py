@@ -119,6 +119,7 @@ def test_refusals(gateway: FakeGateway, more: dict[str, Any], status: int, code:
 
 def test_what_asks_for_nothing_passes(gateway: FakeGateway) -> None:
     neutral = {"response_format": {"type": "text"}, "tools": [], "store": False, "metadata": None}
+    neutral |= {"extensions": None, "prompt_logprobs": None, "detokenize": True, "n": None, "stream_options": None}
     assert gateway.post(PATH, {**CHAT, **neutral}).status_code == 200
 
 

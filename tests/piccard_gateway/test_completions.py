@@ -55,6 +55,18 @@ def test_log_probabilities_of_an_echoed_prompt(gateway: FakeGateway) -> None:
     assert streamed == logprobs
 
 
+@pytest.mark.parametrize("two", [2, 2.0, "2", "2.0"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_number_may_be_sent_in_any_form(gateway: FakeGateway, two: Any, stream: bool) -> None:
+    body = {**BODY, "prompt": ["x", "y"], "n": two, "max_tokens": two, "logprobs": two, "stream": stream}
+    answer = gateway.post(PATH, body)
+    told = events(answer)[:-1] if stream else [answer.json()]
+    indices = [choice["index"] for item in told for choice in item["choices"]]
+    assert all(isinstance(index, int) for index in indices)
+    assert set(indices) == {0, 1, 2, 3}
+    assert gateway.generator.asked[0].sampling == {"n": 2, "max_tokens": 2, "logprobs": 2}
+
+
 def publish(gateway: FakeGateway, version: int, checkpoint: Path, tokens: list[str]) -> None:
     checkpoint.mkdir()
     (checkpoint / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"content": token} for token in tokens]}))
@@ -85,6 +97,11 @@ def test_a_gap_is_refused_where_one_lacks_them(gateway: FakeGateway, tmp_path: P
         ({"prompt": []}, 400),
         ({"prompt": ""}, 400),
         ({"prompt": ["x"] * 65}, 413),
+        ({"prompt": [2**63]}, 400),
+        ({"prompt": [[1], [-(2**63)]]}, 400),
+        ({"prompt": [10**30]}, 400),
+        ({"prompt_logprobs": 1}, 422),
+        ({"detokenize": False}, 422),
         ({"prompt": [1], "echo": True}, 422),
         ({"suffix": "z", "echo": True}, 400),
         ({"best_of": 3}, 422),
@@ -105,3 +122,4 @@ def test_models_and_health(gateway: FakeGateway) -> None:
     assert gateway.get("/health").status_code == 503
     assert gateway.get("/elsewhere").json()["error"]["code"] == "not_found"
     assert gateway.get(PATH).status_code == 405
+    assert gateway.post(f"{PATH}/", BODY).json()["error"]["code"] == "not_found"

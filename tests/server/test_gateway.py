@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -235,6 +236,16 @@ def test_headers_are_bounded_on_a_kept_connection(gateway: RunningServer) -> Non
         with suppress(BrokenPipeError, ConnectionResetError):
             connection.endheaders()
         assert connection.getresponse().status == 431
+
+
+@pytest.mark.parametrize("request_line", [b"GARBAGE", b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5"])
+def test_what_is_no_http_is_told_as_everything_else(gateway: RunningServer, request_line: bytes) -> None:
+    host, port = gateway.gateway.split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(request_line + b"\r\n\r\n")
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert (answer.status, json.loads(answer.read())["error"]["code"]) == (400, "invalid_http")
 
 
 def test_many_requests_share_few_streams_of_the_server(gateway: RunningServer) -> None:

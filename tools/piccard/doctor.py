@@ -18,6 +18,7 @@ from piccard.drift import drift_findings
 from piccard.errors import OperationError
 from piccard.finding import Finding
 from piccard.found_server import find_server
+from piccard.kept_file_checks import kept_file_findings
 from piccard.mps import environment_of, has_gpu, mps_note
 from piccard.operation import Operation
 from piccard.operator_notes import live_operators, operator_notes
@@ -90,6 +91,7 @@ def findings(op: Operation) -> Iterator[Finding]:
     yield from version_findings(op, state)
     yield from stable_findings(op, state)
     yield from policy_findings(op, state)
+    yield from kept_file_findings(op)
     yield from interrupted_findings(op, state)
     yield from config_findings(op, state)
     yield from compiled_findings(op)

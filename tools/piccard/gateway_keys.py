@@ -81,5 +81,5 @@ def _read(path: Path) -> KeysFile:
         return read_keys(path)
     except FileNotFoundError:
         return KeysFile()
-    except ValueError as error:
-        raise OperationError(f"{path} is broken: {error}") from error
+    except ValidationError as error:
+        raise OperationError(f"{path} is broken: {explain(error)}") from error

@@ -7,6 +7,7 @@ from pathlib import Path
 from piccard_contract.home import Service
 from piccard_contract.lifecycle import ServiceState
 from piccard_contract.process_lock import AlreadyHeldError, ProcessLock
+from piccard_contract.validation import explain
 from pydantic import ValidationError
 
 from piccard.durable_file import write_durably
@@ -41,13 +42,14 @@ class StateStore:
         """
         path = self.service.state_json
         try:
-            return ServiceState.model_validate_json(path.read_text(encoding="utf-8"))
+            return ServiceState.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             raise OperationError(
                 f"{self.service.home} holds no service {self.service.name}; run `piccard init {self.service.home}`"
             ) from None
         except (OSError, ValidationError) as error:
-            raise OperationError(f"{path} cannot be read ({error}); run `piccard doctor`") from error
+            why = explain(error) if isinstance(error, ValidationError) else error
+            raise OperationError(f"{path} cannot be read ({why}); run `piccard doctor`") from error
 
     def write(self, state: ServiceState) -> None:
         """Replace the state; its generation grows by one."""

@@ -189,9 +189,12 @@ def judges_alone(state: RolloutState) -> bool:
     return state.phase is Phase.BAKING or state.ratio >= 1.0
 
 
-def begin_again(state: RolloutState, now: float) -> RolloutState:
-    """The state in which the same step is watched anew, its ratio set again; its evidence so far counts on."""
+def watched_anew(state: RolloutState, now: float) -> RolloutState:
+    """The state whose watch begins now; the evidence of a step so far counts on."""
     counts = [] if state.judgement is None or judges_alone(state) else [state.judgement.counts]
-    after = entered(state, Phase.RUNNING, "", now)
-    past = [*state.past, *counts]
-    return after.model_copy(update={"since": now, "applied": False, "past": past, "judgement": None})
+    return state.model_copy(update={"since": now, "passes": 0, "past": [*state.past, *counts], "judgement": None})
+
+
+def begin_again(state: RolloutState, now: float) -> RolloutState:
+    """The state in which the same step is watched anew, its ratio set again."""
+    return watched_anew(entered(state, Phase.RUNNING, "", now), now).model_copy(update={"applied": False})

@@ -22,7 +22,7 @@ from piccard_canary.rollout.judgement import Verdict
 from piccard_contract.lifecycle import VersionState
 from piccard_contract.process_lock import AlreadyHeldError
 from piccard_server import make_scripted_home
-from rollout_scene import PLAN, RolloutScene
+from rollout_scene import PLAN, REQUESTS, RolloutScene
 
 NewScene = Callable[..., RolloutScene]
 
@@ -316,12 +316,112 @@ def test_a_canary_that_was_given_up_is_aborted(new_scene: NewScene) -> None:
     assert "version 2 is failed" in scene.state().reason
 
 
-def test_a_broken_policy_stands_in_no_ones_way(new_scene: NewScene) -> None:
+def left_in(scene: RolloutScene, phase: Phase) -> None:
+    """As a controller leaves it that was killed before it did what the phase says."""
+    while scene.state().phase is not Phase.BAKING and (scene.state().ratio < 1.0 or not scene.state().applied):
+        scene.tick()
+    if phase is not Phase.PROMOTING:
+        while scene.state().phase is not Phase.BAKING:
+            scene.tick()
+    scene.close()
+    scene.store.write(scene.state().model_copy(update={"phase": phase}))
+
+
+def test_a_canary_that_dies_while_it_is_promoted_loses_its_traffic(new_scene: NewScene) -> None:
+    scene = new_scene()
+    left_in(scene, Phase.PROMOTING)
+    scene.world.dies(2, for_good=True)
+    scene.run()
+    check_aborted(scene)
+
+
+def test_what_people_did_while_nobody_promoted_stands(new_scene: NewScene) -> None:
+    for change in (canary_off, lambda op: canary_set(op, 2, 0.0)):
+        scene = new_scene()
+        left_in(scene, Phase.PROMOTING)
+        scene.world.run(change)
+        assert scene.run().phase is Phase.ABORTED
+        assert (scene.world.store.read().stable, load_policy(scene.service).traffic_ratio) == (1, 0.0)
+
+
+@pytest.mark.parametrize("phase", [Phase.BAKING, Phase.ROLLING_BACK, Phase.RETIRING])
+def test_what_people_made_stable_stays_so(new_scene: NewScene, phase: Phase) -> None:
+    scene = new_scene()
+    left_in(scene, phase)
+    scene.world.run(rollback)
+    assert scene.run().phase is Phase.ROLLED_BACK
+    assert scene.world.store.read().stable == 1
+    assert state_of(scene, 1) is VersionState.STABLE
+
+
+def test_an_old_version_that_got_another_part_is_not_retired(new_scene: NewScene) -> None:
+    scene = new_scene()
+    left_in(scene, Phase.RETIRING)
+    scene.world.run(lambda op: canary_set(op, 1, 0.1))
+    assert scene.run().phase is Phase.PROMOTED
+    assert state_of(scene, 1) is VersionState.CANARY
+
+
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.PAUSED, Phase.BAKING])
+def test_a_clock_that_is_set_back_hides_no_failure(new_scene: NewScene, phase: Phase) -> None:
+    scene = new_scene()
+    scene.tick()
+    if phase is Phase.PAUSED:
+        pause(scene.service)
+    while scene.state().phase is not phase:
+        scene.tick()
+    scene.now -= 7200.0
+    scene.errors = 0.5
+    for _ in range(3):
+        scene.tick()
+    assert scene.state().phase is (Phase.ROLLED_BACK if phase is Phase.BAKING else Phase.ABORTED)
+
+
+def test_a_clock_that_is_set_back_makes_no_request_count_twice(new_scene: NewScene) -> None:
+    scene = new_scene(interval=1000.0, look=10.0)
+    for _ in range(4):
+        scene.tick()
+    before = scene.state()
+    scene.now -= 7200.0
+    scene.tick()
+    scene.tick()
+    after = scene.state()
+    assert after.since < before.since
+    assert before.judgement is not None
+    assert after.judgement is not None
+    assert [counts.canary_requests for counts in after.past] == [before.judgement.counts.canary_requests]
+    # Those that came since, and none of the lines that seem to lie in the future.
+    assert after.judgement.counts.canary_requests == REQUESTS
+
+
+def test_a_log_that_cannot_be_opened_once_is_read_the_next_time(
+    new_scene: NewScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = new_scene()
+    scene.errors = 0.5
+    with monkeypatch.context() as once:
+        once.setattr("piccard.rollout.request_tail._aside", lambda _: [scene.service.home / "gone"])
+        scene.tick()
+    scene.run()
+    check_aborted(scene)
+
+
+def test_what_ends_a_rollout_is_told_to_who_starts_another(new_scene: NewScene) -> None:
+    scene = new_scene()
+    told = {Phase.PAUSED: "rollout abort", Phase.BAKING: "piccard rollback", Phase.PROMOTING: "ends by itself"}
+    for phase, what in told.items():
+        scene.store.write(scene.state().model_copy(update={"phase": phase}))
+        with pytest.raises(OperationError, match=f"is {phase}; .*{what}"):
+            start(scene.world.operation(), 2, PLAN)
+
+
+@pytest.mark.parametrize("broken", [b"traffic_ratio: [", b"# f\xfcr", b"since: 2026-02-30"])
+def test_a_broken_policy_stands_in_no_ones_way(new_scene: NewScene, broken: bytes) -> None:
     scene = new_scene()
     scene.tick()
     scene.errors = 0.5
     scene.requests()
-    scene.service.policy_file.write_text("traffic_ratio: [", encoding="utf-8")
+    scene.service.policy_file.write_bytes(broken)
     scene.now += PLAN.look
     scene.controller().tick()
     scene.ratios = [0.0]

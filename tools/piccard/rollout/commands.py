@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from piccard_canary.rollout.course import ENDED, Phase, RolloutState, begin_again, entered, next_step
+from piccard_canary.rollout.course import ENDED, WATCHED, Phase, RolloutState, begin_again, entered, next_step
 from piccard_canary.rollout.plan import Plan
 from piccard_contract.home import Service
 from piccard_contract.lifecycle import VersionState
@@ -36,7 +36,7 @@ def start(op: Operation, version: int, plan: Plan) -> Outcome:
     store = RolloutStore(op.service)
     found = store.read()
     if found is not None and found.phase not in ENDED:
-        raise OperationError(f"a rollout of version {found.canary} is {found.phase}; `piccard rollout abort` ends it")
+        raise OperationError(f"a rollout of version {found.canary} is {found.phase}; {_end_of(found)}")
     state = op.store.read()
     record = record_of(state, version)
     if state.stable is None:
@@ -125,6 +125,15 @@ def status(service: Service) -> dict[str, Any]:
 def runner(service: Service) -> int | None:
     """The process that runs the service's rollouts; None where none does."""
     return holder_pid(service.process_lock(OWNER))
+
+
+def _end_of(state: RolloutState) -> str:
+    """What ends a rollout that is under way."""
+    if state.phase in WATCHED:
+        return "`piccard rollout abort` ends it"
+    if state.phase is Phase.BAKING:
+        return f"it ends by itself after {state.plan.bake:g} s, or by `piccard rollback`"
+    return "it ends by itself, and `piccard rollout status` tells what it does"
 
 
 def _must_be(state: RolloutState, *phases: Phase) -> None:

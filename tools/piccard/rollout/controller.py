@@ -15,6 +15,7 @@ from piccard_canary.rollout.course import (
     baking,
     entered,
     moved,
+    watched_anew,
 )
 from piccard_canary.rollout.from_log import ended_at, observed, parse_line
 from piccard_canary.rollout.golden import GoldenComparison
@@ -105,9 +106,15 @@ class Controller:
 
     def _look(self, state: RolloutState) -> RolloutState:
         now = self._clock()
+        if now < state.since:
+            # The clock was set back: what it told before lies in the future, and nothing would be due.
+            anew = self._write(state, watched_anew(state, now))
+            if anew is state:
+                return state
+            state = anew
         watcher = self._watch(state)
         canary_gone = interference(self._service, state)
-        due = now - self._looked_at >= state.plan.look
+        due = not 0 <= now - self._looked_at < state.plan.look
         golden = self._golden_of(state, again=due)
         # Who hears of wrong weights does not wait for the next look.
         due = due or (golden is not None and golden is not self._heard)
@@ -116,7 +123,7 @@ class Controller:
         if not (due or canary_gone):
             return self._apply(state) if to_apply else state
         self._looked_at = now
-        self._read(watcher, state)
+        self._read(watcher, state, now)
         looked = watcher.look(state, now, golden)
         if looked is None:
             return state
@@ -148,8 +155,9 @@ class Controller:
         if self._watcher is None or self._watcher.since != state.since:
             if self._tail is not None:
                 self._tail.close()
-            self._watcher = Watcher(state.since)
+            # The log first: where it cannot be opened now, the next tick tries again.
             self._tail = RequestTail(self._service.request_log, state.since)
+            self._watcher = Watcher(state.since)
         return self._watcher
 
     def _let_go(self) -> None:
@@ -161,12 +169,13 @@ class Controller:
             self._golden.close()
             self._golden = None
 
-    def _read(self, watcher: Watcher, state: RolloutState) -> None:
+    def _read(self, watcher: Watcher, state: RolloutState, now: float) -> None:
         assert self._tail is not None
         seen: dict[int, list[Observation]] = {state.canary: [], state.stable: []}
         for text in self._tail.lines():
             line = parse_line(text)
-            if line is None or ended_at(line) < state.since:
+            # What ended in the future did so before the clock was set back, and may have been counted.
+            if line is None or not state.since <= ended_at(line) <= now:
                 continue
             for version, observation in observed(line, state.canary):
                 if version in seen:
@@ -184,19 +193,23 @@ class Controller:
         return self._finish(after) if after.phase not in ENDED else after
 
     def _interfered(self, state: RolloutState, what: str, now: float) -> RolloutState:
-        """Somebody else changed what the rollout goes by: it does not fight with people."""
-        if state.phase is Phase.BAKING:
-            after = entered(state, Phase.ROLLED_BACK, f"{what} by somebody else", now)
-        elif what.startswith("the ratio was set to") and not what.endswith(" 0"):
-            if state.phase is Phase.PAUSED:
-                return state
-            after = entered(state, Phase.PAUSED, f"{what} by somebody else; `resume` sets it to {state.ratio:g}", now)
-        else:
-            take_away(self._service, state.canary)
-            after = entered(state, Phase.ABORTING, what, now)
+        after = self._given_way(state, what, now)
+        if after is state:
+            return state
         after = self._write(state, after)
         self._say(after)
         return after
+
+    def _given_way(self, state: RolloutState, what: str, now: float) -> RolloutState:
+        """What somebody else's change makes of the state: a rollout does not fight with people."""
+        if state.phase in (Phase.BAKING, Phase.ROLLING_BACK, Phase.RETIRING):
+            return entered(state, Phase.ROLLED_BACK, f"{what} by somebody else", now)
+        if what.startswith("the ratio was set to") and not what.endswith(" 0"):
+            if state.phase is Phase.PAUSED:
+                return state
+            return entered(state, Phase.PAUSED, f"{what} by somebody else; `resume` sets it to {state.ratio:g}", now)
+        take_away(self._service, state.canary)
+        return entered(state, Phase.ABORTING, what, now)
 
     def _apply(self, state: RolloutState) -> RolloutState:
         """Set the ratio of a step; its time counts from then on."""
@@ -221,7 +234,10 @@ class Controller:
         with self._operate() as op, self._store.locked():
             if self._changed(state):
                 return state
-            after = self._store.write(self._carried_out(op, state))
+            # Whoever was killed in this phase may come back to what others have changed since.
+            what = interference(self._service, state)
+            after = self._given_way(state, what, self._clock()) if what else self._carried_out(op, state)
+            after = self._store.write(after)
         self._say(after)
         return after
 
@@ -265,7 +281,7 @@ class Controller:
 
 def _waits(state: RolloutState, golden: GoldenComparison | None, now: float) -> bool:
     """Whether the first step waits for golden prompts, so that nobody meets wrong weights; an interval at most."""
-    return state.step == 0 and golden is None and now - state.started < state.plan.interval
+    return state.step == 0 and golden is None and 0 <= now - state.started < state.plan.interval
 
 
 def tick_told(controller: Controller, tell: Tell, last: str) -> str:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
 from piccard_canary.rollout.plan import Plan
 from piccard_contract.validation import explain
+from piccard_contract.yaml_text import YamlTextError, load_yaml
 from pydantic import ValidationError
 
 from piccard.errors import OperationError
@@ -23,8 +23,8 @@ def read_plan(path: Path | None, given: dict[str, Any]) -> Plan:
     data: Any = {}
     if path is not None:
         try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            data = load_yaml(path.read_bytes()) or {}
+        except (OSError, YamlTextError) as error:
             raise OperationError(f"--plan: {path} cannot be read ({error})", exit_code=2) from error
         if not isinstance(data, dict):
             raise OperationError(f"--plan: {path} must be a mapping of keys such as interval: 600", exit_code=2)

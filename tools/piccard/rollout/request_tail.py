@@ -1,6 +1,7 @@
 """Reads the request log on, also over the files that are put aside."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -29,9 +30,11 @@ class RequestTail:
     def lines(self) -> list[bytes]:
         """What was written since the last call; at first everything there is, the oldest first."""
         found: list[bytes] = []
-        for path in self._older:
-            found += path.read_bytes().splitlines()
-        self._older = []
+        older, self._older = self._older, []
+        for path in older:
+            # Whatever was put aside may have gone to make room.
+            with suppress(FileNotFoundError):
+                found += path.read_bytes().splitlines()
         while True:
             found += self._read_on()
             if not self._follow():

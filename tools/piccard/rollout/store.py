@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from piccard_canary.rollout.course import ENDED, RolloutState
 from piccard_contract.home import Service
+from piccard_contract.validation import explain
 from pydantic import ValidationError
 
 from piccard.durable_file import write_durably
@@ -36,8 +37,9 @@ class RolloutStore:
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as error:
+            why = explain(error) if isinstance(error, ValidationError) else error
             raise OperationError(
-                f"{path} cannot be read ({error}); move it away and set the canary's ratio by hand"
+                f"{path} cannot be read ({why}); move it away and set the canary's ratio by hand"
             ) from error
 
     def under_way(self) -> RolloutState:

@@ -12,6 +12,9 @@ from piccard.promote import promote
 from piccard.retire import retire
 from piccard.state_store import StateStore
 
+# Phases after the promotion.
+_PROMOTED = frozenset({Phase.BAKING, Phase.ROLLING_BACK, Phase.RETIRING})
+
 
 def take_away(service: Service, canary: int) -> None:
     """Set the ratio to 0 where it is the canary's; it waits for no other command, and no edit stands in its way."""
@@ -45,9 +48,10 @@ def make_stable(op: Operation, version: int) -> None:
 
 
 def retire_old(op: Operation, state: RolloutState) -> None:
-    """Retire the version that was stable before; it ends after its last stream."""
-    record = op.store.read().versions.get(state.stable)
-    if record is not None and record.state is not VersionState.RETIRED:
+    """Retire the version that was stable before, unless it is a canary now; it ends after its last stream."""
+    found = op.store.read()
+    record = found.versions.get(state.stable)
+    if record is not None and record.state is not VersionState.RETIRED and found.canary != state.stable:
         retire(op, state.stable, force=True, wait=0.0)
 
 
@@ -57,10 +61,15 @@ def interference(service: Service, state: RolloutState) -> str:
     Raises:
         OperationError: state.json cannot be read.
     """
+    if state.phase is Phase.ABORTING:
+        return ""
     found = StateStore(service).read()
-    if state.phase is Phase.BAKING:
-        return "" if found.stable == state.canary else f"version {found.stable} was made stable"
-    if found.stable != state.stable:
+    if found.stable == state.canary and state.phase in _PROMOTED | {Phase.PROMOTING}:
+        # One that was promoting was interrupted, and brings it to its end.
+        return ""
+    if found.stable == state.stable and state.phase is Phase.ROLLING_BACK:
+        return ""
+    if found.stable != state.stable or state.phase in _PROMOTED:
         return f"version {found.stable} was made stable"
     record = found.versions.get(state.canary)
     if record is None or record.state not in SERVING_STATES:
@@ -75,6 +84,7 @@ def interference(service: Service, state: RolloutState) -> str:
         return ""
     if policy.canary != state.canary:
         return f"version {state.canary} is the canary no more"
-    if policy.traffic_ratio != state.ratio:
+    # Who promotes, or approved it, goes by the canary alone, unless its traffic was taken away.
+    if policy.traffic_ratio != state.ratio and (state.phase is not Phase.PROMOTING or policy.traffic_ratio == 0.0):
         return f"the ratio was set to {policy.traffic_ratio:g}"
     return ""
