@@ -9,24 +9,32 @@ PRIORITY_SECONDS = 1.0
 TOKENS_PER_SECOND = 1000.0
 """What a request expects to be computed, at this rate, is counted as waited less."""
 MOST_EXPECTED = 4096
-"""Tokens of a request that count at most: nobody waits long behind others for asking much."""
+"""Weighted tokens of a request that count at most: nobody waits long behind others for asking much."""
+MOST_DOUBLINGS = 2
+"""Steps of priority that weigh a request's tokens at most: by a quarter to four."""
 
 _SMOOTHING = 0.2
 _LEAST_RETRY = 1.0
 _MOST_RETRY = 60.0
 
 
+def service_weight(priority: int) -> float:
+    """What each expected token of a request counts: a step of priority halves it, one the other way doubles it."""
+    return 2.0 ** max(-MOST_DOUBLINGS, min(MOST_DOUBLINGS, priority))
+
+
 def queue_rank(arrived: float, priority: int, expected: int) -> float:
     """Seconds; lower goes first. It never changes, so whoever waits long enough is before all that come: none starves.
 
-    arrived + PRIORITY_SECONDS * priority + min(expected, MOST_EXPECTED) / TOKENS_PER_SECOND
+    arrived + PRIORITY_SECONDS * priority + min(service_weight * expected, MOST_EXPECTED) / TOKENS_PER_SECOND
 
     Args:
         arrived: seconds, monotonic.
         priority: lower goes first.
         expected: tokens that are left to compute, prompt and output.
     """
-    return arrived + PRIORITY_SECONDS * priority + min(expected, MOST_EXPECTED) / TOKENS_PER_SECOND
+    size = min(service_weight(priority) * expected, MOST_EXPECTED)
+    return arrived + PRIORITY_SECONDS * priority + size / TOKENS_PER_SECOND
 
 
 class QueuePolicy:

@@ -1,7 +1,14 @@
 """Who goes first, who is refused, and who has waited too long."""
 
 import pytest
-from deepseek_engine.queue_policy import MOST_EXPECTED, PRIORITY_SECONDS, TOKENS_PER_SECOND, QueuePolicy, queue_rank
+from deepseek_engine.queue_policy import (
+    MOST_EXPECTED,
+    PRIORITY_SECONDS,
+    TOKENS_PER_SECOND,
+    QueuePolicy,
+    queue_rank,
+    service_weight,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from piccard_contract.errors import ErrorCode, RequestError
@@ -27,8 +34,20 @@ def test_of_two_that_come_together_the_smaller_goes_first(
     assert queue_rank(arrived, priority, large) <= queue_rank(arrived, priority + 5, small)
 
 
-def test_a_step_of_priority_is_worth_its_seconds() -> None:
-    assert queue_rank(10.0, 2, 100) == queue_rank(10.0 + 2 * PRIORITY_SECONDS, 0, 100)
+@given(arrived=seconds, priority=priorities, expected=tokens, others=tokens)
+def test_a_better_priority_goes_first_of_two_that_come_together(
+    arrived: float, priority: int, expected: int, others: int
+) -> None:
+    """Of one size always, and of any size by five steps."""
+    assert queue_rank(arrived, priority, expected) < queue_rank(arrived, priority + 1, expected)
+    assert queue_rank(arrived, priority, expected) < queue_rank(arrived, priority + 5, others)
+
+
+def test_expected_tokens_count_by_the_service_s_weight() -> None:
+    """A step of priority is worth its seconds, and half of what each token counts, by a quarter at least."""
+    assert queue_rank(10.0, 2, 100) == pytest.approx(10.0 + 2 * PRIORITY_SECONDS + 4 * 100 / TOKENS_PER_SECOND)
+    assert [service_weight(priority) for priority in (-100, -2, -1, 0, 1, 2, 100)] == [0.25, 0.25, 0.5, 1, 2, 4, 4]
+    assert queue_rank(0.0, 2, 10**6) == queue_rank(0.0, 2, MOST_EXPECTED)
 
 
 @given(most=st.integers(1, 100), waiting=st.integers(0, 120), coming=st.integers(1, 8))
