@@ -128,6 +128,27 @@ def test_attributes_are_checked(library: Path) -> None:
         made(library, case)
 
 
+OF_OTHER_KINDS = {
+    "int": (2.0, "2", [2], [2.0], ["2"]),
+    "float": (1, "1.0", [1], [1.0], ["1.0"]),
+    "string": (1, 1.0, [1], [1.0], ["plain"]),
+}
+
+
+@pytest.mark.parametrize("operator", operators_on(CPU), ids=NAMES)
+def test_an_attribute_of_another_kind_is_not_its_default(library: Path, operator: Operator) -> None:
+    case = make_case(operator.name, 0)
+    head = f"com.deepseek.{operator.name}, node 'the_node': attribute "
+    for attribute in operator.attributes:
+        sentences = [(value, "is of another type; it has to be an? ") for value in OF_OTHER_KINDS[attribute.kind]]
+        if attribute.kind == "float":
+            sentences += [(float(value), f"is {value}; it has to be finite") for value in ("nan", "inf", "-inf")]
+        for value, sentence in sentences:
+            attributes = {**case.attributes, attribute.name: value}
+            with pytest.raises(Exception, match=f"{head}{attribute.name} {sentence}"):
+                OneNode(library, operator.name, case.inputs, attributes, outputs=case.outputs)
+
+
 def test_what_attention_prepares_by_is_given_whole(library: Path) -> None:
     case = next(case for seed in range(50) if "rotations" in (case := make_case(ATTENTION, seed)).inputs)
     for left_out in ("positions", "rotations", "latent_norm"):
