@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from deepseek_ops.operators import OPERATORS
-from deepseek_ops.registry import CPU, CUDA, DOMAIN, OPSET, Attribute, Input, Operator, Output
+from deepseek_ops.registry import CPU, CUDA, DOMAIN, OPSET, Attribute, Input, Operator, Output, Requirement
 
 _HEAD = f"""# Operators for ONNX Runtime
 
@@ -69,7 +69,7 @@ def _operator(operator: Operator) -> str:
         parts += [_attribute(each) for each in operator.attributes]
         parts.append("")
     if operator.requirements:
-        parts += ["Has to hold: " + ", ".join(f"`{each}`" for each in operator.requirements) + ".", ""]
+        parts += ["Has to hold: " + ", ".join(map(_requirement, operator.requirements)) + ".", ""]
     parts += [f"Since opset {operator.since_version}. {_kernels(operator)}", ""]
     return "\n".join(parts)
 
@@ -109,6 +109,11 @@ def _given(operator: Operator, parameter: Input | Output) -> str:
         on_cuda = "; not on CUDA" if CUDA in parameter.refused else "; needed on CUDA" * (CUDA in parameter.required)
         notes.append(f"optional{on_cuda}")
     return f" ({'; '.join(notes)})" if notes else ""
+
+
+def _requirement(requirement: Requirement) -> str:
+    where = {None: "", CPU: " on a CPU", CUDA: " on CUDA"}[requirement.provider]
+    return f"`{requirement}`{where}"
 
 
 def _attribute(attribute: Attribute) -> str:

@@ -97,6 +97,42 @@ def test_more_dimensions_than_any_operator_takes_fail_the_session_or_the_run(lib
             node.run(inputs, {name: list(value.shape) for name, value in case.expected.items()})
 
 
+@pytest.mark.parametrize("operator", operators_on(CPU), ids=NAMES)
+def test_sizes_that_a_run_refuses_fail_the_session_where_it_knows_them(library: Path, operator: Operator) -> None:
+    for parameter in taken_inputs(operator):
+        case = next(case for seed in range(50) if parameter.name in (case := make_case(operator.name, seed)).inputs)
+        tensor = case.inputs[parameter.name]
+        outputs = {name: list(value.shape) for name, value in case.expected.items() if "cache" not in name}
+        for axis in range(tensor.dim()):
+            larger = torch.cat((tensor.view(torch.uint8), tensor.narrow(axis, 0, 1).view(torch.uint8)), axis)
+            inputs = {**case.inputs, parameter.name: larger.view(tensor.dtype)}
+            node = OneNode(library, case.name, inputs, case.attributes, shapes="unknown", outputs=case.outputs)
+            head = f"com.deepseek.{operator.name}, node 'the_node': "
+            try:
+                node.run(inputs, outputs)
+            except Exception as error:
+                # The runtime's own, which tell where they stand, are about the outputs that are bound.
+                if head in str(error) and "onnxruntime_src" not in str(error):
+                    with pytest.raises(Exception, match=head):
+                        OneNode(library, case.name, inputs, case.attributes, shapes="static", outputs=case.outputs)
+
+
+@pytest.mark.parametrize("operator", operators_on(CPU), ids=NAMES)
+def test_a_size_with_which_formulas_would_overflow_fails_the_session(
+    library: Path, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for parameter in taken_inputs(operator):
+        case = next(case for seed in range(50) if parameter.name in (case := make_case(operator.name, seed)).inputs)
+        for axis, size in itertools.product(range(len(parameter.shape)), (2**49, 2**62, 2**63 - 1)):
+            declared = {name: list(tensor.shape) for name, tensor in case.inputs.items()}
+            declared[parameter.name][axis] = size
+            monkeypatch.setattr("one_node._declared", lambda name, *_, declared=declared: declared[name])
+            with pytest.raises(
+                Exception, match=f"input {parameter.name} has shape .*{size}.*; a size has to be at most"
+            ):
+                made(library, case)
+
+
 def test_types_of_one_constraint_are_equal(library: Path) -> None:
     inputs = {"x": torch.zeros(2, 8), "weight": torch.zeros(4, 8), "bias": torch.zeros(4).bfloat16()}
     with pytest.raises(Exception, match="inputs weight and bias are of types float and bfloat16; constraint W"):
@@ -123,6 +159,9 @@ def test_attributes_are_checked(library: Path) -> None:
     ):
         with pytest.raises(Exception, match=message):
             OneNode(library, ATTENTION, case.inputs, {**case.attributes, name: value}, outputs=case.outputs)
+    odd = {**case.attributes, "qk_rope_head_dim": 5}
+    with pytest.raises(Exception, match=r"qk_rope_head_dim // 2 \* 2 == qk_rope_head_dim does not hold: 4 and 5"):
+        OneNode(library, ATTENTION, case.inputs, odd, outputs=case.outputs)
     del case.attributes["scale"]
     with pytest.raises(Exception, match="attribute scale is missing"):
         made(library, case)
