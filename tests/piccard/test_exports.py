@@ -1,5 +1,6 @@
 """Versions with runner onnxruntime in a home: what publish, init, doctor and retire do with exports and libraries."""
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -48,6 +49,33 @@ def test_export_and_library_are_kept_under_their_hashes(
     assert version.hashes.ops_library == kept.stem == library_hash(library)
     assert sorted(path.name for path in service.exports.iterdir()) == sorted([export.name, kept.name])
     assert unused(service.home) == []
+
+
+def test_what_has_a_hash_for_a_name_is_on_disk_before(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that says what a file holds is never looked behind again, so a power cut must not leave it without."""
+    synced: set[int] = set()
+    before: dict[str, set[int]] = {}
+    sync, rename = os.fsync, os.replace
+
+    def note_sync(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    def note_name(made: str | Path, name: str | Path) -> None:
+        if Path(name).parent.name == "exports":
+            before[Path(name).name] = set(synced)
+        rename(made, name)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_name)
+    init_home(tmp_path / "home", shipped_versions(str(checkpoint)))
+    service = Service(tmp_path / "home")
+    kept = named(service, read_version_file(service.version_folder(2)))
+    for path in (*kept, *kept[0].iterdir()):
+        name = path.relative_to(service.exports).parts[0]
+        assert path.stat().st_ino in before[name], path
 
 
 def test_the_same_is_published_once(service: Service, publish: Callable[..., VersionFile]) -> None:
