@@ -21,6 +21,8 @@ MODEL_FILE = "model.onnx"
 HEAD_FILE = "head.onnx"
 HEAD_WIDTHS = range(16, 129, 16)
 """Of grouped heads on a GPU."""
+MOST_POSITIONS = 1 << 24
+"""Of a sequence, in the operators: kMaxInteger in csrc/shared/spec.h."""
 
 
 class ExportError(RuntimeError):
@@ -46,11 +48,17 @@ def export(
 
     Raises:
         CheckpointError: the checkpoint is none that the engine loads, or `format` does not hold its weights.
-        ExportError: `out` is there already, or no operator on a GPU takes the model or the format.
+        ExportError: `out` is there already, or no operator takes the model's positions, or on a GPU the model or the
+            format.
     """
     if out.exists():
         raise ExportError(f"{out} is there already: name a folder that is not, or remove it")
     config = load_config(checkpoint)
+    if config.max_position_embeddings > MOST_POSITIONS:
+        raise ExportError(
+            f"{checkpoint / 'config.json'}: the operators take up to {MOST_POSITIONS} positions, not"
+            f" {config.max_position_embeddings}; lower max_position_embeddings or the factor of rope_scaling"
+        )
     on_gpu = precision != torch.float32
     if on_gpu:
         _check_device_form(config, format)
