@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,6 +133,27 @@ def test_parts_are_told_in_order(checkpoint_folder: Callable[[str], Path], tmp_p
     told: list[str] = []
     export(checkpoint_folder("llama"), tmp_path / "out", told.append)
     assert told == ["embedding", "layer_000", "layer_001", "layer_002", "head"]
+
+
+def test_two_exports_to_one_folder_do_not_mix(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    checkpoint, out = checkpoint_folder("v3"), tmp_path / "o[u]t"
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    killed = tmp_path / f".{out.name}.{ended.pid}.part"
+    killed.mkdir()
+
+    def meanwhile(part: str) -> None:
+        if part == "layer_001":
+            command = [sys.executable, "-m", "piccard", "export", str(checkpoint), str(out), "--quantize=int4"]
+            subprocess.run(command, check=True, capture_output=True)
+
+    with pytest.raises(ExportError, match="is there already"):
+        export(checkpoint, out, meanwhile)
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+    alone = exported_tensors(export(checkpoint, tmp_path / "alone", format=Int4Format()))
+    both = exported_tensors(out)
+    assert both.keys() == alone.keys()
+    assert all(torch.equal(both[name], alone[name]) for name in alone)
 
 
 @pytest.mark.parametrize("family", ["v3", "llama"])
