@@ -202,11 +202,20 @@ def test_a_new_home_has_two_implementations(tmp_path: Path, checkpoint: Path) ->
     assert all(path.exists() for path in named(Service(home), versions[1]))
 
 
-def test_a_new_home_does_without_a_compiler(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("CXX", "no-such-compiler")
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"CXX": "no-such-compiler"}, "CXX names 'no-such-compiler'"),
+        ({"XDG_CACHE_HOME": "/proc/nowhere"}, "the ONNX Runtime operators cannot be built in /proc/nowhere/"),
+    ],
+)
+def test_a_new_home_does_without_what_the_library_is_built_with(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], why: str
+) -> None:
+    for name, value in ({"XDG_CACHE_HOME": str(tmp_path / "cache")} | variables).items():
+        monkeypatch.setenv(name, value)
     told: list[str] = []
     init_home(tmp_path / "home", shipped_versions(str(checkpoint)), tell=told.append)
     version = read_version_file(Service(tmp_path / "home").version_folder(2))
     assert (version.runner, version.export) == (Runner.TORCH, None)
-    assert told[-1].startswith("v1.1.0 is served with runner torch: CXX names 'no-such-compiler'")
+    assert told[-1].startswith(f"v1.1.0 is served with runner torch: {why}")
