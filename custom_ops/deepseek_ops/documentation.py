@@ -24,8 +24,10 @@ norms, biases, gates, kv_b and the head stay as they are. [What that does to the
 measured, and [what packed products take on a GPU](performance.md#packed-weights).
 
 A type or shape that is known when a session is made and that an operator does not take fails there, naming operator,
-node and constraint; one that is not known fails the run. Sizes are formulas: a bare name that is no attribute is the
-same size wherever it stands. No size may be 0. T, U, V and W stand for types; inputs of one letter have one type.
+node and constraint; one that is not known fails the run. An attribute of another kind fails the session too; one of
+another name ONNX Runtime passes by, and onnx.checker tells it. Sizes are formulas: a bare name that is no attribute is
+the same size wherever it stands. No size may be 0. Where a type has a letter before it (T, U, V, W, G, F8), inputs of
+one letter have one type.
 
 ## On a GPU
 

@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,6 +159,29 @@ def test_what_is_refused_leaves_nothing(
     assert result.returncode in (1, 2)
     assert told in result.stderr
     assert not service.exports.exists() or not list(service.exports.iterdir())
+
+
+def test_a_killed_publication_leaves_no_name_of_a_hash(
+    service: Service, publish: Callable[..., VersionFile], checkpoint: Path
+) -> None:
+    command = [sys.executable, "-m", "piccard", "publish", str(checkpoint), "--runner=onnxruntime"]
+    command.append(f"--home={service.home}")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        assert any("exporting layer_001" in line for line in process.stderr)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    left = {path.name for path in service.exports.iterdir() if path.name.startswith(".")}
+    assert left
+    for path in service.exports.iterdir():
+        assert path.name in left or path.stem == library_hash(path)
+    found = next(each for each in findings(operation_of(service)) if each.trap == "export")
+    assert found.repair
+    found.repair()
+    assert not list(service.exports.iterdir())
+    export, kept = named(service, publish())
+    assert sorted(service.exports.iterdir()) == sorted([export, kept])
+    assert export.name == export_hash(export)
 
 
 def test_what_no_version_names_is_found_and_removed(service: Service, publish: Callable[..., VersionFile]) -> None:
