@@ -207,6 +207,22 @@ def test_a_cache_that_is_copied_is_refused(library: Path) -> None:
         made(library, case).run(case.inputs, {"cache_out": list(case.inputs["cache"].shape)})
 
 
+def test_caches_that_share_memory_are_refused(library: Path) -> None:
+    case = make_case("DeepSeekPagedAttention", 0)
+    node = made(library, case)
+    keys = case.inputs["key_cache"]
+    both = torch.zeros(2 * len(keys), *keys.shape[1:], dtype=keys.dtype)
+    first = both[: len(keys)]
+    for values in (first, both[len(keys) - 1 : -1], both[len(keys) :]):
+        for pair in ((first, values), (values, first)):
+            inputs = {**case.inputs, **dict(zip(("key_cache", "value_cache"), pair, strict=True))}
+            if values.data_ptr() == both[len(keys) :].data_ptr():
+                node.run(inputs)
+                continue
+            with pytest.raises(Exception, match="node 'the_node': inputs key_cache and value_cache share memory"):
+                node.run(inputs)
+
+
 def _changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Case], None]:
     def apply(case: Case) -> None:
         case.inputs[name] = change(case.inputs[name].clone())
