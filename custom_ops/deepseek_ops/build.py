@@ -102,7 +102,7 @@ def build(folder: Path | None = None, *, extra_flags: Sequence[str] = ()) -> Pat
     """The library of the current sources, built unless it is there already.
 
     Raises:
-        BuildError: no compiler, or it failed.
+        BuildError: no compiler, it failed, or the folder cannot be written to.
     """
     return build_recipe(Recipe.current(extra_flags), folder)
 
@@ -113,13 +113,19 @@ def build_recipe(recipe: Recipe, folder: Path | None = None) -> Path:
     if path.is_file():
         return path
     compiler = find_compiler()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (path.parent / ".lock").open("w") as lock:
-        # Who comes second waits for the first one's library.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.is_file():
-            _remove_unfinished(path.parent)
-            _build(compiler, recipe, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (path.parent / ".lock").open("w") as lock:
+            # Who comes second waits for the first one's library.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.is_file():
+                _remove_unfinished(path.parent)
+                _build(compiler, recipe, path)
+    except OSError as error:
+        raise BuildError(
+            f"the ONNX Runtime operators cannot be built in {path.parent} ({error}): free space there, or set"
+            " XDG_CACHE_HOME to a folder that you can write to"
+        ) from error
     return path
 
 

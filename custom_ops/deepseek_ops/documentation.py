@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from deepseek_ops.operators import OPERATORS
-from deepseek_ops.registry import CPU, CUDA, DOMAIN, OPSET, Attribute, Input, Operator, Output
+from deepseek_ops.registry import CPU, CUDA, DOMAIN, OPSET, Attribute, Input, Operator, Output, Requirement
 
 _HEAD = f"""# Operators for ONNX Runtime
 
@@ -24,8 +24,10 @@ norms, biases, gates, kv_b and the head stay as they are. [What that does to the
 measured, and [what packed products take on a GPU](performance.md#packed-weights).
 
 A type or shape that is known when a session is made and that an operator does not take fails there, naming operator,
-node and constraint; one that is not known fails the run. Sizes are formulas: a bare name that is no attribute is the
-same size wherever it stands. No size may be 0. T, U, V and W stand for types; inputs of one letter have one type.
+node and constraint; one that is not known fails the run. An attribute of another kind fails the session too; one of
+another name ONNX Runtime passes by, and onnx.checker tells it. Sizes are formulas: a bare name that is no attribute is
+the same size wherever it stands. No size may be 0. Where a type has a letter before it (T, U, V, W, G, F8), inputs of
+one letter have one type.
 
 ## On a GPU
 
@@ -69,7 +71,7 @@ def _operator(operator: Operator) -> str:
         parts += [_attribute(each) for each in operator.attributes]
         parts.append("")
     if operator.requirements:
-        parts += ["Has to hold: " + ", ".join(f"`{each}`" for each in operator.requirements) + ".", ""]
+        parts += ["Has to hold: " + ", ".join(map(_requirement, operator.requirements)) + ".", ""]
     parts += [f"Since opset {operator.since_version}. {_kernels(operator)}", ""]
     return "\n".join(parts)
 
@@ -109,6 +111,11 @@ def _given(operator: Operator, parameter: Input | Output) -> str:
         on_cuda = "; not on CUDA" if CUDA in parameter.refused else "; needed on CUDA" * (CUDA in parameter.required)
         notes.append(f"optional{on_cuda}")
     return f" ({'; '.join(notes)})" if notes else ""
+
+
+def _requirement(requirement: Requirement) -> str:
+    where = {None: "", CPU: " on a CPU", CUDA: " on CUDA"}[requirement.provider]
+    return f"`{requirement}`{where}"
 
 
 def _attribute(attribute: Attribute) -> str:

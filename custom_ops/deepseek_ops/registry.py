@@ -104,11 +104,16 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """`left` <= `right`, or == where `equal`: formulas over attributes and sizes."""
+    """`left` <= `right`, or == where `equal`: formulas over attributes and sizes.
+
+    Attributes:
+        provider: the only one on which it has to hold; None for all.
+    """
 
     left: str
     right: str
     equal: bool = False
+    provider: str | None = None
 
     def __str__(self) -> str:
         return f"{self.left} {'==' if self.equal else '<='} {self.right}"
@@ -183,7 +188,8 @@ class Operator:
         return tuple(dict.fromkeys(size for size in free if size not in self.integers))
 
     def on(self, provider: str) -> "Operator":
-        """The row as a provider has it: its types, what has to be given, no panels where weights stay as they are."""
+        """The row as a provider has it: its types, what has to be given and to hold, no panels where weights stay as
+        they are."""
         types = dict(self.types)
         if provider == CUDA:
             types = {
@@ -201,7 +207,18 @@ class Operator:
         )
         outputs = tuple(self._typed(each, provider) for each in self.outputs)
         refused = {key: why for key, why in self.refused_types.items() if key[1] in types.get(key[0], ())}
-        return replace(self, inputs=inputs, outputs=outputs, types=types, refused_types=refused, cuda={})
+        requirements = tuple(
+            replace(each, provider=None) for each in self.requirements if each.provider in (None, provider)
+        )
+        return replace(
+            self,
+            inputs=inputs,
+            outputs=outputs,
+            types=types,
+            refused_types=refused,
+            requirements=requirements,
+            cuda={},
+        )
 
     def _cuda_types(self, name: str) -> tuple[str, ...]:
         found = self.cuda.get(name, self.types[name])
@@ -259,7 +276,9 @@ class Operator:
                     f"{self.name}: input {parameter.name} has {found} where {size} = {evaluate(size, values)} is wanted"
                 )
         for requirement in self.requirements:
-            self._check(requirement, values)
+            # The row as no provider has it is for graphs of any.
+            if requirement.provider is None:
+                self._check(requirement, values)
         return values
 
     def output_shape(self, output: Output, values: Mapping[str, int]) -> list[int | None]:

@@ -35,6 +35,13 @@ def test_tells_what_to_do_without_a_compiler(tmp_path: Path, monkeypatch: pytest
         build(tmp_path)
 
 
+def test_tells_what_to_do_about_a_folder_that_takes_no_library(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "cache", Path("/proc/nowhere")):
+        with pytest.raises(BuildError, match=f"cannot be built in {folder} .*set XDG_CACHE_HOME to a folder that you"):
+            build(folder)
+
+
 def test_leaves_nothing_when_the_compiler_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "failing"
     compiler.write_text("#!/bin/sh\necho 'call.cc:1: error: no' >&2\nexit 1\n")

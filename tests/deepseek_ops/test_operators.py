@@ -1,18 +1,21 @@
 """Every operator against its torch reference, over odd sizes, batches and types."""
 
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
 import torch
 from deepseek_engine.kernels.swiglu import swiglu
 from deepseek_ops.operators import operators_on
 from deepseek_ops.registry import CPU, Operator
-from one_node import DTYPES, OneNode, panel_weights
+from one_node import DTYPES, OneNode, one_node_model, panel_weights
 from operator_cases import make_case
 from operator_check import check
 
 SEEDS = range(24)
 NAMES = [operator.name for operator in operators_on(CPU)]
+WITH_OPTIONAL_OUTPUTS = [each for each in operators_on(CPU) if any(output.optional for output in each.outputs)]
 
 
 @pytest.mark.parametrize("operator", operators_on(CPU), ids=NAMES)
@@ -41,6 +44,25 @@ def test_takes_every_type_of_activations(library: Path, operator: Operator) -> N
     for name in operator.types.get("T", ()):
         case = make_case(operator.name, 1, DTYPES[name])
         node = OneNode(library, operator.name, case.inputs, case.attributes, outputs=case.outputs)
+        check(operator, case, node.run(case.inputs))
+
+
+@pytest.mark.parametrize("operator", WITH_OPTIONAL_OUTPUTS, ids=lambda operator: operator.name)
+def test_an_optional_output_may_stand_there_without_a_name(
+    library: Path, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a graph may have it at the end too, where others leave it out."""
+
+    def with_all_outputs(*arguments: Any) -> onnx.ModelProto:
+        model = one_node_model(*arguments)
+        outputs = model.graph.node[0].output
+        outputs.extend([""] * (len(operator.outputs) - len(outputs)))
+        return model
+
+    monkeypatch.setattr("one_node.one_node_model", with_all_outputs)
+    for seed in range(6):
+        case = make_case(operator.name, seed)
+        node = OneNode(library, operator.name, case.inputs, case.attributes)
         check(operator, case, node.run(case.inputs))
 
 

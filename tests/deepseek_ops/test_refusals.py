@@ -97,6 +97,42 @@ def test_more_dimensions_than_any_operator_takes_fail_the_session_or_the_run(lib
             node.run(inputs, {name: list(value.shape) for name, value in case.expected.items()})
 
 
+@pytest.mark.parametrize("operator", operators_on(CPU), ids=NAMES)
+def test_sizes_that_a_run_refuses_fail_the_session_where_it_knows_them(library: Path, operator: Operator) -> None:
+    for parameter in taken_inputs(operator):
+        case = next(case for seed in range(50) if parameter.name in (case := make_case(operator.name, seed)).inputs)
+        tensor = case.inputs[parameter.name]
+        outputs = {name: list(value.shape) for name, value in case.expected.items() if "cache" not in name}
+        for axis in range(tensor.dim()):
+            larger = torch.cat((tensor.view(torch.uint8), tensor.narrow(axis, 0, 1).view(torch.uint8)), axis)
+            inputs = {**case.inputs, parameter.name: larger.view(tensor.dtype)}
+            node = OneNode(library, case.name, inputs, case.attributes, shapes="unknown", outputs=case.outputs)
+            head = f"com.deepseek.{operator.name}, node 'the_node': "
+            try:
+                node.run(inputs, outputs)
+            except Exception as error:
+                # The runtime's own, which tell where they stand, are about the outputs that are bound.
+                if head in str(error) and "onnxruntime_src" not in str(error):
+                    with pytest.raises(Exception, match=head):
+                        OneNode(library, case.name, inputs, case.attributes, shapes="static", outputs=case.outputs)
+
+
+@pytest.mark.parametrize("operator", operators_on(CPU), ids=NAMES)
+def test_a_size_with_which_formulas_would_overflow_fails_the_session(
+    library: Path, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for parameter in taken_inputs(operator):
+        case = next(case for seed in range(50) if parameter.name in (case := make_case(operator.name, seed)).inputs)
+        for axis, size in itertools.product(range(len(parameter.shape)), (2**49, 2**62, 2**63 - 1)):
+            declared = {name: list(tensor.shape) for name, tensor in case.inputs.items()}
+            declared[parameter.name][axis] = size
+            monkeypatch.setattr("one_node._declared", lambda name, *_, declared=declared: declared[name])
+            with pytest.raises(
+                Exception, match=f"input {parameter.name} has shape .*{size}.*; a size has to be at most"
+            ):
+                made(library, case)
+
+
 def test_types_of_one_constraint_are_equal(library: Path) -> None:
     inputs = {"x": torch.zeros(2, 8), "weight": torch.zeros(4, 8), "bias": torch.zeros(4).bfloat16()}
     with pytest.raises(Exception, match="inputs weight and bias are of types float and bfloat16; constraint W"):
@@ -123,9 +159,33 @@ def test_attributes_are_checked(library: Path) -> None:
     ):
         with pytest.raises(Exception, match=message):
             OneNode(library, ATTENTION, case.inputs, {**case.attributes, name: value}, outputs=case.outputs)
+    odd = {**case.attributes, "qk_rope_head_dim": 5}
+    with pytest.raises(Exception, match=r"qk_rope_head_dim // 2 \* 2 == qk_rope_head_dim does not hold: 4 and 5"):
+        OneNode(library, ATTENTION, case.inputs, odd, outputs=case.outputs)
     del case.attributes["scale"]
     with pytest.raises(Exception, match="attribute scale is missing"):
         made(library, case)
+
+
+OF_OTHER_KINDS = {
+    "int": (2.0, "2", [2], [2.0], ["2"]),
+    "float": (1, "1.0", [1], [1.0], ["1.0"]),
+    "string": (1, 1.0, [1], [1.0], ["plain"]),
+}
+
+
+@pytest.mark.parametrize("operator", operators_on(CPU), ids=NAMES)
+def test_an_attribute_of_another_kind_is_not_its_default(library: Path, operator: Operator) -> None:
+    case = make_case(operator.name, 0)
+    head = f"com.deepseek.{operator.name}, node 'the_node': attribute "
+    for attribute in operator.attributes:
+        sentences = [(value, "is of another type; it has to be an? ") for value in OF_OTHER_KINDS[attribute.kind]]
+        if attribute.kind == "float":
+            sentences += [(float(value), f"is {value}; it has to be finite") for value in ("nan", "inf", "-inf")]
+        for value, sentence in sentences:
+            attributes = {**case.attributes, attribute.name: value}
+            with pytest.raises(Exception, match=f"{head}{attribute.name} {sentence}"):
+                OneNode(library, operator.name, case.inputs, attributes, outputs=case.outputs)
 
 
 def test_what_attention_prepares_by_is_given_whole(library: Path) -> None:
@@ -145,6 +205,22 @@ def test_a_cache_that_is_copied_is_refused(library: Path) -> None:
     case = make_case(ATTENTION, 0)
     with pytest.raises(Exception, match="cache_out has to share the memory of input cache, which is written in place"):
         made(library, case).run(case.inputs, {"cache_out": list(case.inputs["cache"].shape)})
+
+
+def test_caches_that_share_memory_are_refused(library: Path) -> None:
+    case = make_case("DeepSeekPagedAttention", 0)
+    node = made(library, case)
+    keys = case.inputs["key_cache"]
+    both = torch.zeros(2 * len(keys), *keys.shape[1:], dtype=keys.dtype)
+    first = both[: len(keys)]
+    for values in (first, both[len(keys) - 1 : -1], both[len(keys) :]):
+        for pair in ((first, values), (values, first)):
+            inputs = {**case.inputs, **dict(zip(("key_cache", "value_cache"), pair, strict=True))}
+            if values.data_ptr() == both[len(keys) :].data_ptr():
+                node.run(inputs)
+                continue
+            with pytest.raises(Exception, match="node 'the_node': inputs key_cache and value_cache share memory"):
+                node.run(inputs)
 
 
 def _changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Case], None]:

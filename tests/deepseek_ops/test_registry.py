@@ -1,5 +1,6 @@
 """The registry's rows, and what is generated from them."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -32,6 +33,13 @@ def _schemas() -> None:
 def test_the_page_is_generated_from_the_registry() -> None:
     found = (ROOT / "docs" / "custom_ops.md").read_text(encoding="utf-8")
     assert found == documentation(), "run: .venv/bin/python -m deepseek_ops.documentation docs/custom_ops.md"
+
+
+def test_the_page_explains_every_letter_of_a_type() -> None:
+    letters = {name for operator in OPERATORS for name in operator.types}
+    explained = re.search(r"a letter before it \(([^)]*)\)", documentation())
+    assert explained
+    assert set(explained[1].split(", ")) == letters
 
 
 def test_every_row_is_whole() -> None:

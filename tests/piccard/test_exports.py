@@ -1,7 +1,10 @@
 """Versions with runner onnxruntime in a home: what publish, init, doctor and retire do with exports and libraries."""
 
+import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +51,33 @@ def test_export_and_library_are_kept_under_their_hashes(
     assert version.hashes.ops_library == kept.stem == library_hash(library)
     assert sorted(path.name for path in service.exports.iterdir()) == sorted([export.name, kept.name])
     assert unused(service.home) == []
+
+
+def test_what_has_a_hash_for_a_name_is_on_disk_before(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that says what a file holds is never looked behind again, so a power cut must not leave it without."""
+    synced: set[int] = set()
+    before: dict[str, set[int]] = {}
+    sync, rename = os.fsync, os.replace
+
+    def note_sync(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    def note_name(made: str | Path, name: str | Path) -> None:
+        if Path(name).parent.name == "exports":
+            before[Path(name).name] = set(synced)
+        rename(made, name)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_name)
+    init_home(tmp_path / "home", shipped_versions(str(checkpoint)))
+    service = Service(tmp_path / "home")
+    kept = named(service, read_version_file(service.version_folder(2)))
+    for path in (*kept, *kept[0].iterdir()):
+        name = path.relative_to(service.exports).parts[0]
+        assert path.stat().st_ino in before[name], path
 
 
 def test_the_same_is_published_once(service: Service, publish: Callable[..., VersionFile]) -> None:
@@ -131,6 +161,29 @@ def test_what_is_refused_leaves_nothing(
     assert not service.exports.exists() or not list(service.exports.iterdir())
 
 
+def test_a_killed_publication_leaves_no_name_of_a_hash(
+    service: Service, publish: Callable[..., VersionFile], checkpoint: Path
+) -> None:
+    command = [sys.executable, "-m", "piccard", "publish", str(checkpoint), "--runner=onnxruntime"]
+    command.append(f"--home={service.home}")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        assert any("exporting layer_001" in line for line in process.stderr)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    left = {path.name for path in service.exports.iterdir() if path.name.startswith(".")}
+    assert left
+    for path in service.exports.iterdir():
+        assert path.name in left or path.stem == library_hash(path)
+    found = next(each for each in findings(operation_of(service)) if each.trap == "export")
+    assert found.repair
+    found.repair()
+    assert not list(service.exports.iterdir())
+    export, kept = named(service, publish())
+    assert sorted(service.exports.iterdir()) == sorted([export, kept])
+    assert export.name == export_hash(export)
+
+
 def test_what_no_version_names_is_found_and_removed(service: Service, publish: Callable[..., VersionFile]) -> None:
     version = publish()
     (service.exports / "0" / "part").mkdir(parents=True)
@@ -174,11 +227,20 @@ def test_a_new_home_has_two_implementations(tmp_path: Path, checkpoint: Path) ->
     assert all(path.exists() for path in named(Service(home), versions[1]))
 
 
-def test_a_new_home_does_without_a_compiler(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("CXX", "no-such-compiler")
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"CXX": "no-such-compiler"}, "CXX names 'no-such-compiler'"),
+        ({"XDG_CACHE_HOME": "/proc/nowhere"}, "the ONNX Runtime operators cannot be built in /proc/nowhere/"),
+    ],
+)
+def test_a_new_home_does_without_what_the_library_is_built_with(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], why: str
+) -> None:
+    for name, value in ({"XDG_CACHE_HOME": str(tmp_path / "cache")} | variables).items():
+        monkeypatch.setenv(name, value)
     told: list[str] = []
     init_home(tmp_path / "home", shipped_versions(str(checkpoint)), tell=told.append)
     version = read_version_file(Service(tmp_path / "home").version_folder(2))
     assert (version.runner, version.export) == (Runner.TORCH, None)
-    assert told[-1].startswith("v1.1.0 is served with runner torch: CXX names 'no-such-compiler'")
+    assert told[-1].startswith(f"v1.1.0 is served with runner torch: {why}")

@@ -21,6 +21,18 @@ def write_durably(path: Path, text: str, mode: int = 0o644) -> None:
     sync_folder(path.parent)
 
 
+def put_in_place(made: Path, name: Path) -> None:
+    """Rename a file, or a folder of files, once its content is on disk: a name that says what it holds stays true.
+
+    Raises OSError: the disk is full, or `name` is a folder with something in it.
+    """
+    for path in sorted(made.iterdir()) if made.is_dir() else []:
+        _sync(path)
+    _sync(made)
+    os.replace(made, name)
+    sync_folder(name.parent)
+
+
 def writer_of(path: Path) -> int | None:
     """The process that writes the temporary file or link `path`; None where it is another file."""
     found = re.fullmatch(r"\..+\.([0-9]+)\.tmp", path.name)
@@ -29,7 +41,11 @@ def writer_of(path: Path) -> int | None:
 
 def sync_folder(folder: Path) -> None:
     """Put renames within `folder` on disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

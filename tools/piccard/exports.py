@@ -11,7 +11,7 @@ from pathlib import Path
 from piccard_contract.home import Service
 from piccard_contract.version_file import Precision, Runner, VersionFile, VersionFileError, read_version_file
 
-from piccard.durable_file import sync_folder
+from piccard.durable_file import put_in_place
 from piccard.errors import OperationError
 from piccard.repository import version_numbers
 from piccard.snapshot import export_hash, library_hash
@@ -97,8 +97,7 @@ def _keep_library(service: Service, named: str | None, *, on_gpu: bool) -> tuple
         part = _part(service)
         shutil.copyfile(library, part)
         part.chmod(0o755)
-        os.replace(part, kept)
-        sync_folder(service.exports)
+        put_in_place(part, kept)
     return _relative(service, kept), sha
 
 
@@ -133,8 +132,7 @@ def _keep_export(
         if kept.is_dir():
             shutil.rmtree(part)
         else:
-            os.rename(part, kept)
-            sync_folder(service.exports)
+            put_in_place(part, kept)
     except (CheckpointError, ExportError) as error:
         raise OperationError(str(error)) from error
     except OSError as error:

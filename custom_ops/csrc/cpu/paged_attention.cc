@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "error.h"
 #include "operators.generated.h"
 #include "paged_batch.h"
 #include "weight.h"
@@ -43,6 +44,15 @@ void attend(const Layer& layer, const AttentionTask& task, const float* q, float
   }
 }
 
+// Throws Error where what is written to one cache would be written to the other.
+void check_apart(const Tensor& keys, const Tensor& values) {
+  const auto* k = static_cast<const char*>(keys.data);
+  const auto* v = static_cast<const char*>(values.data);
+  // Both are of one type and shape.
+  const int64_t bytes = keys.shape.count() * bytes_of(format_of(keys.type));
+  if (k < v + bytes && v < k + bytes) fail("inputs key_cache and value_cache share memory: bind each to its own");
+}
+
 }  // namespace
 
 void compute(Call& call) {
@@ -50,6 +60,7 @@ void compute(Call& call) {
   const int64_t heads = call.value(name::num_heads), groups = call.value(name::num_key_value_heads);
   const int64_t width = call.value(name::head_dim);
   const Tensor keys = call.output(output::key_cache_out), values = call.output(output::value_cache_out);
+  check_apart(keys, values);
   const std::vector<Sequence> sequences =
       sequences_of(call.input(input::block_tables), call.input(input::query_starts), call.input(input::context_lengths),
                    T, call.value(name::B), S);

@@ -7,9 +7,6 @@ namespace piccard {
 std::vector<Sequence> sequences_of(const Tensor& block_tables, const Tensor& query_starts,
                                    const Tensor& context_lengths, int64_t rows, int64_t blocks, int64_t block_size) {
   const int64_t count = context_lengths.shape.dims[0], places = block_tables.shape.dims[1];
-  if (block_tables.shape.dims[0] != count) {
-    fail("block_tables has ", block_tables.shape.dims[0], " rows for ", count, " context_lengths; it has to have one each");
-  }
   const auto* starts = query_starts.as<int64_t>();
   const auto* lengths = context_lengths.as<int64_t>();
   if (starts[0] != 0 || starts[count] != rows) {

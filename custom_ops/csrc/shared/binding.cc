@@ -38,6 +38,9 @@ void Binding::bind(const OperatorSpec& spec, const Shape* shapes) {
     for (int d = 0; d < shapes[i].rank; ++d) {
       const int64_t size = shapes[i].dims[d];
       if (size == 0) fail("input ", input.name, " is empty: its shape is ", described(shapes[i]));
+      if (size > kMaxSize) {
+        fail("input ", input.name, " has shape ", described(shapes[i]), "; a size has to be at most ", kMaxSize);
+      }
       const int name = input.shape[d].name;
       if (size > 0 && name >= 0 && !knows(uint64_t{1} << name)) set(name, size);
     }

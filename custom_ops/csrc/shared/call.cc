@@ -30,6 +30,20 @@ Call::Call(const Node& node, ort::KernelContext* context)
   binding_.bind(spec, shapes);
 }
 
+bool Call::wants(int index) const {
+  // A graph may leave the name of an output empty, which is counted all the same.
+  return static_cast<size_t>(index) < output_count_ &&
+         value_of(index, binding_.output(node_.spec().outputs[index])) != nullptr;
+}
+
+ort::Value* Call::value_of(int output, const Shape& shape) const {
+  ort::Value* value = nullptr;
+  check(ort::call<ort::KernelContext_GetOutput_>(context_, static_cast<size_t>(output),
+                                                static_cast<const int64_t*>(shape.dims),
+                                                static_cast<size_t>(shape.rank), &value));
+  return value;
+}
+
 Tensor Call::output(int index) {
   const Parameter& parameter = node_.spec().outputs[index];
   Tensor tensor;
@@ -39,10 +53,7 @@ Tensor Call::output(int index) {
   for (int i = 0; i < node_.spec().input_count && tensor.type == kUndefined; ++i) {
     if (node_.spec().inputs[i].constraint == parameter.constraint) tensor.type = node_.type(i);
   }
-  ort::Value* value = nullptr;
-  check(ort::call<ort::KernelContext_GetOutput_>(context_, static_cast<size_t>(index),
-                                                static_cast<const int64_t*>(tensor.shape.dims),
-                                                static_cast<size_t>(tensor.shape.rank), &value));
+  ort::Value* const value = value_of(index, tensor.shape);
   if (value == nullptr) fail("output ", parameter.name, " is not wanted by the graph and has to be");
   check(ort::call<ort::GetTensorMutableData_>(value, &tensor.data));
   if (parameter.alias >= 0 && tensor.data != inputs_[parameter.alias].data) {

@@ -39,7 +39,7 @@ class Call {
   const ort::MemoryInfo* memory(int input) const;
 
   // Whether an optional output is wanted.
-  bool wants(int index) const { return static_cast<size_t>(index) < output_count_; }
+  bool wants(int index) const;
   // The output's memory. Throws Error where it has to be an input's and is not.
   Tensor output(int index);
 
@@ -69,6 +69,8 @@ class Call {
     }
   };
 
+  // Makes the output; null where the graph has no name for it.
+  ort::Value* value_of(int output, const Shape& shape) const;
   void run(void (*step)(void*, size_t), size_t count, void* data);
 
   const Node& node_;

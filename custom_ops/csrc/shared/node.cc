@@ -1,5 +1,6 @@
 #include "node.h"
 
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -24,6 +25,18 @@ std::string listed(uint32_t types) {
     if (types >> type & 1u) text += (text.empty() ? "" : ", ") + std::string(element_name(type));
   }
   return text;
+}
+
+// Whether the node has an attribute of that name, of whichever kind: the runtime tells the number of its integers, which
+// is 0 for other kinds, and fails only where there is none.
+bool has_attribute(const ort::KernelInfo* info, const char* name) {
+  size_t size = 0;
+  return succeeded(
+      ort::call<ort::KernelInfoGetAttributeArray_int64_>(info, name, static_cast<int64_t*>(nullptr), &size));
+}
+
+const char* described(Kind kind) {
+  return kind == Kind::kInteger ? "an integer" : kind == Kind::kReal ? "a float" : "a string";
 }
 
 }  // namespace
@@ -93,6 +106,7 @@ void Node::read_attributes(const ort::KernelInfo* info) {
     if (attribute.kind == Kind::kReal) {
       float real = attribute.real;
       given = succeeded(ort::call<ort::KernelInfoGetAttribute_float_>(info, attribute.name, &real));
+      if (!std::isfinite(real)) fail("attribute ", attribute.name, " is ", real, "; it has to be finite");
       reals_[attribute.index] = real;
     } else if (attribute.kind == Kind::kInteger) {
       int64_t value = attribute.integer;
@@ -108,6 +122,10 @@ void Node::read_attributes(const ort::KernelInfo* info) {
         attributes_.set(attribute.index, checked_choice(attribute, text.data()));
         given = true;
       }
+    }
+    // An attribute of another kind is not one that is left out: its default would be another model's.
+    if (!given && has_attribute(info, attribute.name)) {
+      fail("attribute ", attribute.name, " is of another type; it has to be ", described(attribute.kind));
     }
     if (attribute.required && !given) fail("attribute ", attribute.name, " is missing");
   }

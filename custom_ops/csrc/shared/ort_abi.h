@@ -61,6 +61,7 @@ struct Allocator;
   SLOT(ReleaseTypeInfo, 98, void (*)(TypeInfo*))                                                      \
   SLOT(ReleaseTensorTypeAndShapeInfo, 99, void (*)(TensorInfo*))                                      \
   SLOT(ReleaseAllocator, 132, void (*)(Allocator*))                                                   \
+  SLOT(KernelInfoGetAttributeArray_int64, 163, Status* (*)(const KernelInfo*, const char*, int64_t*, size_t*)) \
   SLOT(KernelContext_GetGPUComputeStream, 193, Status* (*)(const KernelContext*, void**))             \
   SLOT(GetTensorMemoryInfo, 194, Status* (*)(const Value*, const MemoryInfo**))                       \
   SLOT(KernelInfo_GetInputCount, 230, Status* (*)(const KernelInfo*, size_t*))                        \

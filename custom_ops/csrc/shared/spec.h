@@ -26,6 +26,8 @@ constexpr int kMaxOutputs = 4;
 constexpr int kMaxReals = 4;
 // Of attributes and of a sequence's length: buffers are sized by products of two and small factors, which have to fit.
 constexpr int64_t kMaxInteger = int64_t{1} << 24;
+// Of a dimension, far above any tensor that a machine holds: formulas over sizes and attributes have to fit too.
+constexpr int64_t kMaxSize = int64_t{1} << 48;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t next_power_of_2(int64_t n) {

@@ -1,5 +1,7 @@
 """A checkpoint's folder in, a folder with model.onnx, head.onnx and their weights out."""
 
+import glob
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,8 @@ MODEL_FILE = "model.onnx"
 HEAD_FILE = "head.onnx"
 HEAD_WIDTHS = range(16, 129, 16)
 """Of grouped heads on a GPU."""
+MOST_POSITIONS = 1 << 24
+"""Of a sequence, in the operators: kMaxInteger in csrc/shared/spec.h."""
 
 
 class ExportError(RuntimeError):
@@ -46,19 +50,24 @@ def export(
 
     Raises:
         CheckpointError: the checkpoint is none that the engine loads, or `format` does not hold its weights.
-        ExportError: `out` is there already, or no operator on a GPU takes the model or the format.
+        ExportError: `out` is there already, or no operator takes the model's positions, or on a GPU the model or the
+            format.
     """
-    if out.exists():
-        raise ExportError(f"{out} is there already: name a folder that is not, or remove it")
+    _check_is_free(out)
     config = load_config(checkpoint)
+    if config.max_position_embeddings > MOST_POSITIONS:
+        raise ExportError(
+            f"{checkpoint / 'config.json'}: the operators take up to {MOST_POSITIONS} positions, not"
+            f" {config.max_position_embeddings}; lower max_position_embeddings or the factor of rope_scaling"
+        )
     on_gpu = precision != torch.float32
     if on_gpu:
         _check_device_form(config, format)
     # Opening it first tells what is wrong with its files.
     weights = Checkpoint(checkpoint, dtype=torch.float32)
     weights.dtype = precision if on_gpu else stored_dtype(checkpoint)
-    work = out.with_name(f".{out.name}.part")
-    shutil.rmtree(work, ignore_errors=True)
+    _remove_unfinished(out)
+    work = _work_folder(out, os.getpid())
     work.mkdir(parents=True)
     try:
         writer = DeviceWriter if on_gpu else ModelWriter
@@ -69,11 +78,32 @@ def export(
             path.write_bytes(graph.SerializeToString())
             # From its path: so the checker finds the files too, and a model may be larger than one message.
             onnx.checker.check_model(str(path), full_check=True)
+        # Another process may have been sooner.
+        _check_is_free(out)
         work.rename(out)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
     return out
+
+
+def _check_is_free(out: Path) -> None:
+    if out.exists():
+        raise ExportError(f"{out} is there already: name a folder that is not, or remove it")
+
+
+def _work_folder(out: Path, process: int | str) -> Path:
+    """A process's own: two that write to one folder would mix their files."""
+    return out.with_name(f".{out.name}.{process}.part")
+
+
+def _remove_unfinished(out: Path) -> None:
+    """What exports of processes that were killed left."""
+    pattern = _work_folder(Path(glob.escape(str(out))), "*")
+    for left in glob.glob(str(pattern)):
+        process = left.removesuffix(".part").rpartition(".")[2]
+        if process == str(os.getpid()) or (process.isdigit() and not Path("/proc", process).exists()):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _check_device_form(config: ModelConfig, format: WeightFormat | None) -> None:

@@ -61,6 +61,8 @@ _PLAN_INPUT = Input(
     "plan", "int32", ("L",), "of DeepSeekMLASchedule; made here if absent", optional=True, refused=_UNUSED
 )
 _WHOLE_GROUPS = Requirement("num_heads // num_key_value_heads * num_key_value_heads", "num_heads", equal=True)
+# Elsewhere table_rows says which row is whose.
+_OWN_TABLES = Requirement("N", "R", equal=True, provider=CPU)
 
 MLA_PAGED_ATTENTION = Operator(
     name="DeepSeekMLAPagedAttention",
@@ -102,7 +104,13 @@ MLA_PAGED_ATTENTION = Operator(
     ),
     types={"T": FLOATS, "U": _CACHE_TYPES, "W": FLOATS, "V": FLOATS},
     refused_types={("U", "uint8"): _PACKED},
-    requirements=(Requirement("R", "T"), Requirement("interleaved", "1")),
+    requirements=(
+        Requirement("R", "T"),
+        _OWN_TABLES,
+        Requirement("interleaved", "1"),
+        # Columns are turned in pairs.
+        Requirement("qk_rope_head_dim // 2 * 2", "qk_rope_head_dim", equal=True),
+    ),
     tolerance=TOLERANCE,
     providers=PROVIDERS,
     cuda={**ON_CUDA, "U": "T", "V": "T", **_BATCH_ON_CUDA},
@@ -168,7 +176,7 @@ PAGED_ATTENTION = Operator(
     ),
     types={"T": FLOATS, "U": _CACHE_TYPES},
     refused_types={("U", "uint8"): _PACKED},
-    requirements=(_WHOLE_GROUPS, Requirement("R", "T"), Requirement("interleaved", "1")),
+    requirements=(_WHOLE_GROUPS, Requirement("R", "T"), _OWN_TABLES, Requirement("interleaved", "1")),
     tolerance=TOLERANCE,
     providers=PROVIDERS,
     cuda={"T": HALVES, "U": "T", **_BATCH_ON_CUDA},

@@ -1,6 +1,9 @@
 """Exported models against the engine's, family by family."""
 
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +12,8 @@ import pytest
 import torch
 from deepseek_engine.models import CheckpointError, load_model
 from deepseek_engine.runners.onnxruntime import OnnxModel
-from deepseek_ops.exporter.export import HEAD_FILE, MODEL_FILE, ExportError, export
+from deepseek_ops.build import sources_in
+from deepseek_ops.exporter.export import HEAD_FILE, MODEL_FILE, MOST_POSITIONS, ExportError, export
 from deepseek_ops.exporter.weight_format import Int4Format
 from int4_checkpoints import dequantized_checkpoint, exported_tensors
 from paged_sequences import PagedSequences
@@ -129,6 +133,43 @@ def test_parts_are_told_in_order(checkpoint_folder: Callable[[str], Path], tmp_p
     told: list[str] = []
     export(checkpoint_folder("llama"), tmp_path / "out", told.append)
     assert told == ["embedding", "layer_000", "layer_001", "layer_002", "head"]
+
+
+def test_two_exports_to_one_folder_do_not_mix(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    checkpoint, out = checkpoint_folder("v3"), tmp_path / "o[u]t"
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    killed = tmp_path / f".{out.name}.{ended.pid}.part"
+    killed.mkdir()
+
+    def meanwhile(part: str) -> None:
+        if part == "layer_001":
+            command = [sys.executable, "-m", "piccard", "export", str(checkpoint), str(out), "--quantize=int4"]
+            subprocess.run(command, check=True, capture_output=True)
+
+    with pytest.raises(ExportError, match="is there already"):
+        export(checkpoint, out, meanwhile)
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+    alone = exported_tensors(export(checkpoint, tmp_path / "alone", format=Int4Format()))
+    both = exported_tensors(out)
+    assert both.keys() == alone.keys()
+    assert all(torch.equal(both[name], alone[name]) for name in alone)
+
+
+@pytest.mark.parametrize("family", ["v3", "llama"])
+def test_positions_that_the_operators_do_not_take_are_refused(
+    family: str, checkpoint_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Before a table of them is made, and not by the session that would open the export."""
+    assert f"kMaxInteger = int64_t{{1}} << {MOST_POSITIONS.bit_length() - 1};" in sources_in("shared")["spec.h"]
+    folder = tmp_path / "long"
+    shutil.copytree(checkpoint_folder(family), folder)
+    config = json.loads((folder / "config.json").read_text())
+    for positions in (MOST_POSITIONS + 1, 10**14):
+        (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": positions}))
+        with pytest.raises(ExportError, match=f"take up to {MOST_POSITIONS} positions, not {positions}; lower"):
+            export(folder, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["long"]
 
 
 def test_what_fails_leaves_nothing(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:
