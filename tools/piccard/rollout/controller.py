@@ -43,6 +43,9 @@ from piccard.rollout.traffic import (
 
 OWNER = "rollout"
 
+# Seconds by which a line of the request log may lie in the future.
+_SMALL_STEP = 1.0
+
 Tell = Callable[[str], None]
 Operate = Callable[[], AbstractContextManager[Operation]]
 AskGolden = Callable[[RolloutState], Golden]
@@ -123,7 +126,7 @@ class Controller:
         if not (due or canary_gone):
             return self._apply(state) if to_apply else state
         self._looked_at = now
-        self._read(watcher, state, now)
+        self._read(watcher, state)
         looked = watcher.look(state, now, golden)
         if looked is None:
             return state
@@ -169,13 +172,15 @@ class Controller:
             self._golden.close()
             self._golden = None
 
-    def _read(self, watcher: Watcher, state: RolloutState, now: float) -> None:
+    def _read(self, watcher: Watcher, state: RolloutState) -> None:
         assert self._tail is not None
+        # Requests end while this is read, and a small step back of the clock hides none.
+        latest = self._clock() + _SMALL_STEP
         seen: dict[int, list[Observation]] = {state.canary: [], state.stable: []}
         for text in self._tail.lines():
             line = parse_line(text)
             # What ended in the future did so before the clock was set back, and may have been counted.
-            if line is None or not state.since <= ended_at(line) <= now:
+            if line is None or not state.since <= ended_at(line) <= latest:
                 continue
             for version, observation in observed(line, state.canary):
                 if version in seen:
