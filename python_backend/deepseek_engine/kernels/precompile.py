@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from deepseek_engine.kernels.launcher import Row
@@ -36,10 +37,11 @@ def precompile(rows: Iterable[Row], architecture: int) -> None:
     try:
         for part in range(count):
             process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment)
-            assert process.stdin is not None
-            process.stdin.write("\n".join(lines[part::count]))
-            process.stdin.close()
             processes.append(process)
+            assert process.stdin is not None
+            # One that has ended by then reads nothing; its exit code tells.
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write("\n".join(lines[part::count]))
         failed = sum(process.wait(TIMEOUT_SECONDS) != 0 for process in processes)
     except (OSError, subprocess.TimeoutExpired) as error:
         _log.warning("kernels are compiled one by one: %r", error)

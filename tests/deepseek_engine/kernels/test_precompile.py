@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,9 +77,19 @@ def test_a_row_that_is_in_no_table_is_left_to_its_first_launch(cache: Path) -> N
     assert len(marks(cache)) == 1
 
 
+@pytest.mark.parametrize("at_once", [False, True], ids=["in its time", "before it was told its rows"])
 def test_a_process_that_fails_leaves_no_mark(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, at_once: bool
 ) -> None:
+    class Ended(subprocess.Popen[str]):
+        """Has ended before anything is written to it."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.wait()
+
+    if at_once:
+        monkeypatch.setattr("deepseek_engine.kernels.precompile.subprocess.Popen", Ended)
     monkeypatch.setattr(module, "_python", lambda: str(shutil.which("false")))
     precompile([EDITS], HOPPER)
     assert marks(cache) == []
