@@ -12,7 +12,7 @@ from pathlib import Path
 from piccard_contract.code_hash import package_folder
 from piccard_server import RunningServer, run_piccard
 
-PACKAGES = ("piccard_contract", "deepseek_engine", "piccard_canary", "piccard")
+PACKAGES = ("piccard_contract", "deepseek_engine", "piccard_canary", "piccard_gateway", "piccard")
 
 
 class Installation:
