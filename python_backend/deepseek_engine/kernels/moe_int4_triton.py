@@ -335,8 +335,8 @@ def moe_experts_int4(
         "load": ceil_div(experts.numel(), count),
         "element_bytes": x.element_size(),
     }
-    twins = () if launcher.interpreting() else tuple(find(table, x, dims) for table in _IN_REGISTERS)
-    tables = _IN_REGISTERS if twins and None not in twins else _TILED
+    in_place = not launcher.interpreting() and all(find(table, x, dims) for table in _IN_REGISTERS)
+    tables = _IN_REGISTERS if in_place else _TILED
     up_row, down_row = (require(table, x, dims) for table in tables)
     rows = up_row.constants["BLOCK_M"]
     sizes = INT4_PLAN.workspace_bytes(dims, up_row.constants)
